@@ -1,0 +1,12 @@
+#include "error.h"
+
+namespace stepgraph {
+
+void check_cuda(cudaError_t result, const char* call) {
+    if (result != cudaSuccess) {
+        throw Error(ErrorCode::cuda,
+                    std::string(call) + " failed: " + cudaGetErrorString(result) + " (" + cudaGetErrorName(result) + ")");
+    }
+}
+
+}  // namespace stepgraph

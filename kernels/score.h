@@ -1,0 +1,48 @@
+// Score: the logit of every key position of every row of a tile.
+#pragma once
+
+#include <cstdint>
+
+#include <stepgraph/layouts/cache_page.h>
+#include <stepgraph/layouts/step_status.h>
+
+#include "launch.h"
+
+namespace stepgraph {
+
+struct ScoreArgs {
+    CacheFormat format;
+    int heads;
+    int rows;                   // of the bucket
+    int max_rows;               // of the query buffer
+    int tile_begin;             // first row of the tile
+    int tile_rows;              // of this tile, the last one may be shorter
+    const uint8_t* query;       // query_bytes() of max_rows, see query_row.h
+    const float* head_weights;  // [max_rows, heads]
+    const uint8_t* cache;       // [pages] of page_stride_bytes, 4-byte aligned
+    int64_t pages;
+    int64_t page_stride_bytes;
+    const int32_t* block_table;  // [max_requests, columns]; entries from ceil(ends / 64) on are not read
+    int64_t block_table_stride;  // entries
+    const int32_t* starts;       // [max_requests + 1]
+    const int32_t* row_request;  // [rows]
+    const int32_t* ends;         // [rows] exclusive
+    const int32_t* page_prefix;  // [rows], see schedule.h
+    int unscored_bound;          // as in the schedule
+
+    float*
+        logits;  // [tile_rows, logits_stride]; row 0 is tile_begin; [r, j] is written for j < ends of rows above the bound
+    int64_t logits_stride;
+    StepStatus* status;
+};
+
+/// Enqueues the portable scorer: any page format, any number of rows a request, any page stride that is a multiple of 4.
+/// FP32 sums over the columns, then over the heads, left to right: bit-equal to reference::score(), whatever the batch or
+/// tile. `blocks`: the most blocks worth launching on this device, see score_blocks(). Throws Error.
+void score(const ScoreArgs& args, int blocks, LaunchContext context);
+void prepare_score(int heads);
+
+/// Blocks that fill the current device. Throws Error.
+int score_blocks();
+
+}  // namespace stepgraph

@@ -1,0 +1,404 @@
+#include "pipeline.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <stepgraph/kernels/index_inputs.h>
+#include <stepgraph/kernels/project.h>
+#include <stepgraph/kernels/schedule.h>
+#include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/select.h>
+#include <stepgraph/layouts/tiles.h>
+
+#include "check_buffers.h"
+#include "workspace.h"
+
+namespace stepgraph {
+namespace {
+
+/// Two events and a stream: a branch of a capture beside its main stream.
+class Branch {
+public:
+    Branch() {
+        check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    }
+    ~Branch() {
+        if (event_ != nullptr) {
+            cudaEventDestroy(event_);
+        }
+        cudaStreamDestroy(stream_);
+    }
+    Branch(const Branch&) = delete;
+    Branch& operator=(const Branch&) = delete;
+
+    cudaStream_t fork(cudaStream_t main) { return follow(main, stream_), stream_; }
+    void join(cudaStream_t main) { follow(stream_, main); }
+
+private:
+    void follow(cudaStream_t first, cudaStream_t second) {
+        check_cuda(cudaEventRecord(event_, first), "cudaEventRecord");
+        check_cuda(cudaStreamWaitEvent(second, event_, 0), "cudaStreamWaitEvent");
+    }
+
+    cudaStream_t stream_ = nullptr;
+    cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace
+
+/// What bind() fixes.
+struct Pipeline::Bound {
+    Geometry geometry;
+    Options options;
+    int tile_rows;
+    StepBuffers step;
+    std::vector<LayerBuffers> layers;
+    WorkspaceParts work;
+    int unscored_bound;  // rows with ends <= this need no logits
+    int score_blocks;
+    std::optional<Product> query_product;
+    std::optional<Product> packed_product;
+    std::map<int, CapturedGraph> graphs;  // by bucket
+
+    [[nodiscard]] LaunchContext on(cudaStream_t stream) const { return {stream, options.programmatic_edges}; }
+    [[nodiscard]] const int64_t* slots() const { return step.slots != nullptr ? step.slots : work.slots; }
+    void check_rows(int rows) const;
+    const LayerBuffers& checked_layer(int layer) const;
+
+    void enqueue_layout(int rows, cudaStream_t stream) const;
+    void enqueue_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
+    void enqueue_index_inputs(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
+    void enqueue_tile(const LayerBuffers& layer, int rows, int tile_begin, cudaStream_t stream) const;
+    void enqueue_behind_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
+    void enqueue_step(int rows, const AfterLayer& after_layer, Branch& branch, cudaStream_t stream) const;
+};
+
+struct Pipeline::Parts {
+    Geometry geometry;
+    Options options;
+    int tile_rows;
+    size_t workspace_bytes;
+    std::unique_ptr<Bound> bound;
+
+    Bound& bound_for(const char* call) const {
+        if (bound == nullptr) {
+            throw Error(ErrorCode::wrong_order, std::string(call) + " was called before bind, must follow it");
+        }
+        return *bound;
+    }
+};
+
+void Pipeline::Bound::check_rows(int rows) const {
+    if (rows < 1 || rows > geometry.max_rows) {
+        throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) + ", must be 1 to max_rows (" +
+                                                 std::to_string(geometry.max_rows) + ")");
+    }
+}
+
+const LayerBuffers& Pipeline::Bound::checked_layer(int layer) const {
+    if (layer < 0 || layer >= static_cast<int>(layers.size())) {
+        throw Error(ErrorCode::invalid_layer, "layer is " + std::to_string(layer) + ", must be 0 to " +
+                                                  std::to_string(layers.size() - 1) + ", for " +
+                                                  std::to_string(layers.size()) + " were bound");
+    }
+    return layers[static_cast<size_t>(layer)];
+}
+
+void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
+    try {
+        decode_layout_device({.seq_lens = step.seq_lens,
+                              .query_lens = step.query_lens,
+                              .num_requests = step.num_requests,
+                              .block_table = step.block_table,
+                              .block_table_stride = geometry.block_table_stride,
+                              .max_requests = geometry.max_requests,
+                              .rows = rows,
+                              .columns = geometry.block_table_columns,
+                              .pages = geometry.pages,
+                              .dcp = geometry.dcp,
+                              .starts = work.starts,
+                              .row_request = work.row_request,
+                              .ends = work.ends,
+                              .slots = step.slots != nullptr ? nullptr : work.slots,
+                              .status = work.status},
+                             work.layout_temporaries, work.layout_temporary_bytes, stream);
+    } catch (const std::exception& failure) {  // Thrust reports in exceptions of its own
+        throw Error(ErrorCode::cuda, std::string("decode layout failed: ") + failure.what());
+    }
+    schedule({.row_request = work.row_request,
+              .ends = work.ends,
+              .rows = rows,
+              .tile_rows = tile_rows,
+              .unscored_bound = unscored_bound,
+              .page_prefix = work.page_prefix},
+             on(stream));
+}
+
+void Pipeline::Bound::enqueue_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const {
+    if (layer.iq == nullptr) {
+        query_product->enqueue(layer.q_c, layer.wq_b, work.iq, rows, work.product_workspace, stream);
+        packed_product->enqueue(layer.hidden, layer.w_kv, work.projected, rows, work.product_workspace, stream);
+    }
+}
+
+void Pipeline::Bound::enqueue_index_inputs(const LayerBuffers& layer, int rows, cudaStream_t stream) const {
+    index_inputs({.format = geometry.cache_format,
+                  .heads = geometry.heads,
+                  .rows = rows,
+                  .max_rows = geometry.max_rows,
+                  .max_requests = geometry.max_requests,
+                  .starts = work.starts,
+                  .iq = layer.iq != nullptr ? layer.iq : work.iq,
+                  .projected = layer.projected != nullptr ? layer.projected : work.projected,
+                  .projected_columns = geometry.projected_columns,
+                  .key_column = geometry.key_column,
+                  .weight_column = geometry.weight_column,
+                  .k_norm_weight = layer.k_norm_weight,
+                  .k_norm_bias = layer.k_norm_bias,
+                  .k_norm_eps = geometry.k_norm_eps,
+                  .slots = slots(),
+                  .cache = layer.cache,
+                  .pages = geometry.pages,
+                  .page_stride_bytes = geometry.page_stride_bytes,
+                  .query = work.query,
+                  .head_weights = work.head_weights,
+                  .status = work.status},
+                 on(stream));
+}
+
+void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile_begin, cudaStream_t stream) const {
+    const int64_t width = geometry.width();
+    const int rows_of_tile = std::min(tile_rows, rows - tile_begin);
+    float* logits = layer.logits != nullptr ? layer.logits + tile_begin * width : work.logits;
+    const auto most_pieces = int64_t{rows_of_tile} * geometry.block_table_columns;
+
+    score({.format = geometry.cache_format,
+           .heads = geometry.heads,
+           .rows = rows,
+           .max_rows = geometry.max_rows,
+           .tile_begin = tile_begin,
+           .tile_rows = rows_of_tile,
+           .query = work.query,
+           .head_weights = work.head_weights,
+           .cache = layer.cache,
+           .pages = geometry.pages,
+           .page_stride_bytes = geometry.page_stride_bytes,
+           .block_table = step.block_table,
+           .block_table_stride = geometry.block_table_stride,
+           .starts = work.starts,
+           .row_request = work.row_request,
+           .ends = work.ends,
+           .page_prefix = work.page_prefix,
+           .unscored_bound = unscored_bound,
+           .logits = logits,
+           .logits_stride = width,
+           .status = work.status},
+          static_cast<int>(std::min<int64_t>(score_blocks, most_pieces)), on(stream));
+
+    select({.tile_begin = tile_begin,
+            .tile_rows = rows_of_tile,
+            .top_k = geometry.top_k,
+            .ends = work.ends,
+            .logits = logits,
+            .logits_stride = width,
+            .row_request = work.row_request,
+            .block_table = step.block_table,
+            .block_table_stride = geometry.block_table_stride,
+            .pages = geometry.pages,
+            .indices = layer.indices,
+            .counts = layer.counts,
+            .physical_slots = layer.physical_slots,
+            .winner_logits = layer.winner_logits,
+            .padded_logits = layer.logits != nullptr ? logits : nullptr,
+            .width = width,
+            .last_of_layer = tile_begin + rows_of_tile == rows},
+           on(stream));
+}
+
+void Pipeline::Bound::enqueue_behind_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const {
+    enqueue_index_inputs(layer, rows, stream);
+    for (int tile_begin = 0; tile_begin < rows; tile_begin += tile_rows) {
+        enqueue_tile(layer, rows, tile_begin, stream);
+    }
+}
+
+void Pipeline::Bound::enqueue_step(int rows, const AfterLayer& after_layer, Branch& branch, cudaStream_t stream) const {
+    for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
+        const LayerBuffers& buffers = layers[static_cast<size_t>(layer)];
+        const bool beside_layout = layer == 0 && buffers.iq == nullptr;
+        if (layer == 0) {
+            enqueue_layout(rows, beside_layout ? branch.fork(stream) : stream);
+        }
+        enqueue_projections(buffers, rows, stream);
+        if (beside_layout) {
+            branch.join(stream);
+        }
+        enqueue_behind_projections(buffers, rows, stream);
+        if (after_layer) {
+            after_layer(layer, stream);
+        }
+    }
+}
+
+Pipeline::Pipeline(const Geometry& geometry, const Options& options) {
+    const Geometry valid = validate(geometry);
+    const int tile_rows = resolve_tile_rows(valid, options);
+    parts_ = std::make_unique<Parts>(Parts{.geometry = valid,
+                                           .options = options,
+                                           .tile_rows = tile_rows,
+                                           .workspace_bytes = lay_out_workspace(valid, tile_rows, nullptr).bytes,
+                                           .bound = nullptr});
+}
+
+Pipeline::~Pipeline() = default;
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+
+const Geometry& Pipeline::geometry() const noexcept {
+    return parts_->geometry;
+}
+int Pipeline::tile_rows() const noexcept {
+    return parts_->tile_rows;
+}
+size_t Pipeline::workspace_bytes() const noexcept {
+    return parts_->workspace_bytes;
+}
+
+void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace) {
+    const Geometry& geometry = parts_->geometry;
+    check_addresses(geometry, step, layers, workspace, parts_->workspace_bytes);
+    check_device_memory(step, layers, workspace);
+
+    const bool all_logits = std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) {
+        return layer.logits != nullptr || layer.winner_logits != nullptr;
+    });
+    auto bound = std::make_unique<Bound>(Bound{.geometry = geometry,
+                                               .options = parts_->options,
+                                               .tile_rows = parts_->tile_rows,
+                                               .step = step,
+                                               .layers = {layers.begin(), layers.end()},
+                                               .work = lay_out_workspace(geometry, parts_->tile_rows, workspace.data),
+                                               .unscored_bound = all_logits ? 0 : geometry.top_k,
+                                               .score_blocks = stepgraph::score_blocks(),
+                                               .query_product = std::nullopt,
+                                               .packed_product = std::nullopt,
+                                               .graphs = {}});
+    prepare_schedule();
+    prepare_index_inputs();
+    prepare_score(geometry.heads);
+    prepare_select();
+    if (std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) { return layer.iq == nullptr; })) {
+        bound->query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);
+        bound->packed_product.emplace(ProductShape{geometry.projected_columns, geometry.hidden_size}, geometry.max_rows);
+    }
+    // One step thrown away: it loads the kernels that Thrust makes of the layout, and finds what a capture would not bear.
+    static_cast<void>(CapturedGraph::capture(
+        [&](cudaStream_t stream) {
+            Branch branch;
+            bound->enqueue_step(geometry.max_rows, nullptr, branch, stream);
+        },
+        cudaStreamCaptureModeRelaxed));
+    check_cuda(cudaMemset(bound->work.status, 0, sizeof(StepStatus)), "cudaMemset");
+    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
+    parts_->bound = std::move(bound);
+}
+
+void Pipeline::capture(std::vector<int> buckets, const AfterLayer& after_layer) {
+    Bound& bound = parts_->bound_for("capture");
+    if (buckets.empty()) {
+        throw Error(ErrorCode::invalid_rows, "buckets is empty, must hold at least one row count");
+    }
+    for (const int rows : buckets) {
+        if (rows < 1 || rows > bound.geometry.max_rows) {
+            throw Error(ErrorCode::invalid_rows, "a bucket is " + std::to_string(rows) + " rows, must be 1 to max_rows (" +
+                                                     std::to_string(bound.geometry.max_rows) + ")");
+        }
+    }
+    std::map<int, CapturedGraph> graphs;
+    for (const int rows : buckets) {
+        Branch branch;
+        graphs[rows] =
+            CapturedGraph::capture([&](cudaStream_t stream) { bound.enqueue_step(rows, after_layer, branch, stream); });
+    }
+    bound.graphs = std::move(graphs);
+}
+
+void Pipeline::replay(int rows, cudaStream_t stream) const {
+    const Bound& bound = parts_->bound_for("replay");
+    if (bound.graphs.empty()) {
+        throw Error(ErrorCode::wrong_order, "replay was called before capture, must follow it");
+    }
+    const auto bucket = bound.graphs.lower_bound(rows);
+    if (rows < 1 || bucket == bound.graphs.end()) {
+        throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) +
+                                                 ", must be 1 to the largest captured bucket (" +
+                                                 std::to_string(bound.graphs.rbegin()->first) + ")");
+    }
+    bucket->second.launch(stream);
+}
+
+void Pipeline::enqueue_layout(int rows, cudaStream_t stream) const {
+    const Bound& bound = parts_->bound_for("enqueue_layout");
+    bound.check_rows(rows);
+    bound.enqueue_layout(rows, stream);
+}
+
+void Pipeline::enqueue_layer(int layer, int rows, cudaStream_t stream) const {
+    const Bound& bound = parts_->bound_for("enqueue_layer");
+    const LayerBuffers& buffers = bound.checked_layer(layer);
+    bound.check_rows(rows);
+    bound.enqueue_projections(buffers, rows, stream);
+    bound.enqueue_behind_projections(buffers, rows, stream);
+}
+
+std::vector<int> Pipeline::buckets() const {
+    std::vector<int> rows;
+    if (parts_->bound != nullptr) {
+        for (const auto& [bucket, graph] : parts_->bound->graphs) {
+            rows.push_back(bucket);
+        }
+    }
+    return rows;
+}
+
+const CapturedGraph& Pipeline::graph(int bucket) const {
+    const Bound& bound = parts_->bound_for("graph");
+    const auto found = bound.graphs.find(bucket);
+    if (found == bound.graphs.end()) {
+        throw Error(ErrorCode::invalid_rows, "bucket is " + std::to_string(bucket) + ", must be one that was captured");
+    }
+    return found->second;
+}
+
+StepState Pipeline::state() const {
+    const Bound& bound = parts_->bound_for("state");
+    return {.starts = bound.work.starts,
+            .row_request = bound.work.row_request,
+            .ends = bound.work.ends,
+            .slots = bound.slots(),
+            .iq = bound.work.iq,
+            .projected = bound.work.projected,
+            .query = bound.work.query,
+            .head_weights = bound.work.head_weights,
+            .status = bound.work.status};
+}
+
+StepStatus Pipeline::read_status(cudaStream_t stream) const {
+    const Bound& bound = parts_->bound_for("read_status");
+    StepStatus status;
+    check_cuda(cudaMemcpyAsync(&status, bound.work.status, sizeof status, cudaMemcpyDeviceToHost, stream),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return status;
+}
+
+void Pipeline::reset_status(cudaStream_t stream) const {
+    const Bound& bound = parts_->bound_for("reset_status");
+    check_cuda(cudaMemsetAsync(bound.work.status, 0, sizeof(StepStatus), stream), "cudaMemsetAsync");
+}
+
+}  // namespace stepgraph
