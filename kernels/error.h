@@ -37,4 +37,21 @@ private:
 /// Throws Error(ErrorCode::cuda) that names `call`, unless `result` is success.
 STEPGRAPH_API void check_cuda(cudaError_t result, const char* call);
 
+/// Leaves the thread's last CUDA error as it found it, as far as success goes: calls of other libraries inside the scope may
+/// probe for what is not there, and an engine that checks its own launches would take what they leave for its own failure.
+class KeepLastError {
+public:
+    KeepLastError() : clean_(cudaPeekAtLastError() == cudaSuccess) {}
+    ~KeepLastError() {
+        if (clean_) {
+            cudaGetLastError();
+        }
+    }
+    KeepLastError(const KeepLastError&) = delete;
+    KeepLastError& operator=(const KeepLastError&) = delete;
+
+private:
+    bool clean_;
+};
+
 }  // namespace stepgraph

@@ -168,13 +168,17 @@ cublasStatus_t Product::State::matmul(const Plan& plan, const void* x, const voi
                           out, plan.out.get(), &plan.algorithm, workspace, product_workspace_bytes, stream);
 }
 
-Product::Product(ProductShape shape, int max_rows) : state_(std::make_unique<State>(shape, max_rows)) {}
+Product::Product(ProductShape shape, int max_rows) {
+    const KeepLastError kept;  // cuBLASLt leaves errors of its own probing behind
+    state_ = std::make_unique<State>(shape, max_rows);
+}
 Product::~Product() = default;
 Product::Product(Product&&) noexcept = default;
 Product& Product::operator=(Product&&) noexcept = default;
 
 void Product::enqueue(const __nv_bfloat16* x, const __nv_bfloat16* w, __nv_bfloat16* out, int rows, void* workspace,
                       cudaStream_t stream) const {
+    const KeepLastError kept;
     const auto plan =
         std::find_if(state_->plans.begin(), state_->plans.end(), [rows](const Plan& p) { return p.rows >= rows; });
     check_cublas(state_->matmul(*plan, x, w, out, workspace, stream), "cublasLtMatmul");

@@ -64,9 +64,11 @@ STEPGRAPH_HD inline float sqrt_rn(float x) {
 #endif
 }
 
-/// The larger magnitude of the two; a NaN operand is ignored.
-STEPGRAPH_HD inline float max_magnitude(float a, float x) {
-    return fmaxf(a, fabsf(x));
+/// The larger of `amax` and |x|; a NaN is ignored. Not fmaxf(): the host's gives NaN for a signalling one, the device's does
+/// not.
+STEPGRAPH_HD inline float max_magnitude(float amax, float x) {
+    const float magnitude = fabsf(x);
+    return magnitude > amax ? magnitude : amax;
 }
 
 /// max(0, x) that keeps a NaN: what the spec calls relu (`max.NaN`).

@@ -8,31 +8,19 @@
 #include <cuda.h>
 #include <cxxabi.h>
 
+#include "own_stream.h"
+
 namespace stepgraph {
 namespace {
-
-/// A stream that nobody else uses.
-class OwnStream {
-public:
-    OwnStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-    ~OwnStream() { cudaStreamDestroy(stream_); }
-    OwnStream(const OwnStream&) = delete;
-    OwnStream& operator=(const OwnStream&) = delete;
-
-    operator cudaStream_t() const { return stream_; }
-
-private:
-    cudaStream_t stream_ = nullptr;
-};
 
 /// A function of the driver; the library does not link it, so that it also loads where there is none.
 template <typename Function>
 Function driver_function(const char* name) {
     void* address = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    check_cuda(cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &found), name);
+    check_cuda(cudaGetDriverEntryPointByVersion(name, &address, 12030, cudaEnableDefault, &found), name);
     if (address == nullptr || found != cudaDriverEntryPointSuccess) {
-        throw Error(ErrorCode::cuda, std::string(name) + " is not in the driver, which must be of CUDA 12 or later");
+        throw Error(ErrorCode::cuda, std::string(name) + " is not in the driver, which must be of CUDA 12.3 or later");
     }
     return reinterpret_cast<Function>(address);
 }
@@ -138,7 +126,7 @@ CapturedGraph CapturedGraph::capture(const std::function<void(cudaStream_t)>& en
     }
     CapturedGraph captured = adopt(graph);
     check_cuda(cudaGraphUpload(captured.executable_, stream), "cudaGraphUpload");
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    stream.synchronise();
     return captured;
 }
 

@@ -14,28 +14,24 @@
 #include <stepgraph/layouts/tiles.h>
 
 #include "check_buffers.h"
+#include "own_stream.h"
 #include "workspace.h"
 
 namespace stepgraph {
 namespace {
 
-/// Two events and a stream: a branch of a capture beside its main stream.
+/// A branch of a capture beside its main stream.
 class Branch {
 public:
-    Branch() {
-        check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-        check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-    }
-    ~Branch() {
-        if (event_ != nullptr) {
-            cudaEventDestroy(event_);
-        }
-        cudaStreamDestroy(stream_);
-    }
+    Branch() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+    ~Branch() { cudaEventDestroy(event_); }
     Branch(const Branch&) = delete;
     Branch& operator=(const Branch&) = delete;
 
-    cudaStream_t fork(cudaStream_t main) { return follow(main, stream_), stream_; }
+    cudaStream_t fork(cudaStream_t main) {
+        follow(main, stream_);
+        return stream_;
+    }
     void join(cudaStream_t main) { follow(stream_, main); }
 
 private:
@@ -44,7 +40,7 @@ private:
         check_cuda(cudaStreamWaitEvent(second, event_, 0), "cudaStreamWaitEvent");
     }
 
-    cudaStream_t stream_ = nullptr;
+    OwnStream stream_;
     cudaEvent_t event_ = nullptr;
 };
 
@@ -109,6 +105,7 @@ const LayerBuffers& Pipeline::Bound::checked_layer(int layer) const {
 }
 
 void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
+    cudaGetLastError();  // Thrust would take an error that an earlier call of this thread left for its own
     try {
         decode_layout_device({.seq_lens = step.seq_lens,
                               .query_lens = step.query_lens,
@@ -296,14 +293,13 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
         bound->packed_product.emplace(ProductShape{geometry.projected_columns, geometry.hidden_size}, geometry.max_rows);
     }
     // One step thrown away: it loads the kernels that Thrust makes of the layout, and finds what a capture would not bear.
-    static_cast<void>(CapturedGraph::capture(
-        [&](cudaStream_t stream) {
-            Branch branch;
-            bound->enqueue_step(geometry.max_rows, nullptr, branch, stream);
-        },
-        cudaStreamCaptureModeRelaxed));
-    check_cuda(cudaMemset(bound->work.status, 0, sizeof(StepStatus)), "cudaMemset");
-    check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
+    Branch branch;
+    static_cast<void>(
+        CapturedGraph::capture([&](cudaStream_t trial) { bound->enqueue_step(geometry.max_rows, nullptr, branch, trial); },
+                               cudaStreamCaptureModeRelaxed));
+    const OwnStream stream;
+    check_cuda(cudaMemsetAsync(bound->work.status, 0, sizeof(StepStatus), stream), "cudaMemsetAsync");
+    stream.synchronise();
     parts_->bound = std::move(bound);
 }
 

@@ -1,0 +1,106 @@
+// What a loop of replays calls: one graph launch a step and nothing else, seen by CUPTI.
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include <cupti.h>
+
+#include "device_step.h"
+
+namespace stepgraph::test {
+namespace {
+
+/// Counts calls of the CUDA runtime and of the driver while it lives.
+class CallCounter {
+public:
+    CallCounter() {
+        check(cuptiSubscribe(&subscriber_, &CallCounter::called, this), "cuptiSubscribe");
+        check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_RUNTIME_API), "cuptiEnableDomain");
+        check(cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API), "cuptiEnableDomain");
+    }
+    ~CallCounter() { cuptiUnsubscribe(subscriber_); }
+    CallCounter(const CallCounter&) = delete;
+    CallCounter& operator=(const CallCounter&) = delete;
+
+    [[nodiscard]] const std::map<std::string, int>& calls() const { return calls_; }
+
+private:
+    static void check(CUptiResult result, const char* call) {
+        if (result != CUPTI_SUCCESS) {
+            throw std::runtime_error(std::string(call) + " failed with " + std::to_string(result));
+        }
+    }
+    static void CUPTIAPI called(void* self, CUpti_CallbackDomain /*domain*/, CUpti_CallbackId /*id*/, const void* raw) {
+        const auto* data = static_cast<const CUpti_CallbackData*>(raw);
+        if (data->callbackSite == CUPTI_API_ENTER) {
+            ++static_cast<CallCounter*>(self)->calls_[data->functionName];
+        }
+    }
+
+    CUpti_SubscriberHandle subscriber_ = nullptr;
+    std::map<std::string, int> calls_;
+};
+
+class CudaCalls : public GpuTest {};
+
+TEST_F(CudaCalls, OfAThousandReplaysOfTenLayersAreAThousandGraphLaunches) {
+    Random random = fresh_random();
+    const StepCase step = make_case(
+        {.heads = 32, .top_k = 512, .max_rows = 32, .max_requests = 32, .columns = 32, .layers = 10, .project = true},
+        random);
+    DeviceStep device(step, {}, {.logits = false, .winner_logits = false});
+    device.pipeline().capture({32});
+    device.replay(32);
+
+    std::map<std::string, int> calls;
+    {
+        const CallCounter counter;
+        for (int i = 0; i < 1000; ++i) {
+            device.pipeline().replay(32, device.stream());
+        }
+        calls = counter.calls();
+    }
+    check_cuda(cudaStreamSynchronize(device.stream()), "the replays");
+    for (const auto& [name, count] : calls) {
+        EXPECT_TRUE(name.find("GraphLaunch") != std::string::npos) << name << " was called " << count << " times";
+        EXPECT_EQ(count, 1000) << name;
+    }
+    EXPECT_FALSE(calls.empty());
+
+    // The watch does see what it is meant to find.
+    {
+        const CallCounter counter;
+        DeviceMemory memory(256, 256, false);
+        check_cuda(cudaStreamSynchronize(device.stream()), "cudaStreamSynchronize");
+        EXPECT_GE(counter.calls().size(), 2U);
+    }
+}
+
+TEST_F(CudaCalls, TakeLittleTimeOfTheHost) {
+    Random random = fresh_random();
+    for (const int layers : {1, 10}) {
+        const StepCase step = make_case(
+            {.heads = 32, .max_rows = 32, .max_requests = 32, .columns = 2, .layers = layers, .project = true}, random);
+        DeviceStep device(step, {}, {.logits = false, .winner_logits = false});
+        device.pipeline().capture({32});
+        device.replay(32);
+        // Short bursts, so that the launch queue never fills and the host never waits for the device.
+        double best = 1e9;
+        for (int burst = 0; burst < 40; ++burst) {
+            const auto begin = std::chrono::steady_clock::now();
+            for (int i = 0; i < 25; ++i) {
+                device.pipeline().replay(32, device.stream());
+            }
+            const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
+            best = std::min(best, elapsed.count() / 25);
+            check_cuda(cudaStreamSynchronize(device.stream()), "the burst");
+        }
+        std::cout << "host time of one replay, " << layers << " layers, 32 rows: " << best << " us\n";
+        RecordProperty("host_us_" + std::to_string(layers) + "_layers", std::to_string(best));
+        EXPECT_LT(best, 1000.0);  // a replay that synchronised would take the whole step
+    }
+}
+
+}  // namespace
+}  // namespace stepgraph::test

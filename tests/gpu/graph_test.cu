@@ -1,0 +1,424 @@
+// Capture and replay: what the graph is made of, and that a replay is the eager step.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include <stepgraph/layouts/tiles.h>
+
+#include "device_step.h"
+
+namespace stepgraph::test {
+namespace {
+
+class StepGraph : public GpuTest {};
+
+/// Stands in for an engine's attention: reads a layer's indices and leaves a checksum.
+__global__ void attention_kernel(const int32_t* indices, int n, unsigned long long* sum) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
+        atomicAdd(sum, static_cast<unsigned long long>(static_cast<long long>(indices[i]) + 2));
+    }
+}
+
+std::string kind_of(const GraphNode& node) {
+    if (node.type != cudaGraphNodeTypeKernel) {
+        return node.name;
+    }
+    for (const char* own : {"schedule", "index_inputs", "score", "select", "attention"}) {
+        if (node.name.find(std::string(own) + "_kernel") != std::string::npos) {
+            return own;
+        }
+    }
+    if (node.name.find("DeviceScanInit") != std::string::npos) {
+        return "scan init";
+    }
+    if (node.name.find("DeviceScan") != std::string::npos) {
+        return "scan";
+    }
+    return node.name.find("for_each") != std::string::npos ? "for_each" : "product";
+}
+
+using Edges = std::multiset<std::string>;
+
+/// Nodes named by kind and how many of that kind came before, as "score 3".
+std::vector<std::string> names_of(const std::vector<GraphNode>& nodes) {
+    std::map<std::string, int> seen;
+    std::vector<std::string> names;
+    for (const GraphNode& node : nodes) {
+        const std::string kind = kind_of(node);
+        names.push_back(kind + " " + std::to_string(seen[kind]++));
+    }
+    return names;
+}
+
+Edges edges_of(const CapturedGraph& graph) {
+    const std::vector<std::string> names = names_of(graph.nodes());
+    Edges edges;
+    for (const GraphEdge& edge : graph.edges()) {
+        edges.insert(names[edge.from] + (edge.programmatic ? " ~> " : " -> ") + names[edge.to]);
+    }
+    return edges;
+}
+
+/// The edges that a step must have, from its numbers alone.
+Edges expected_edges(int layers, int tiles, bool projects, bool engine_between, bool programmatic) {
+    const std::string soft = programmatic ? " ~> " : " -> ";
+    Edges edges = {"scan init 0 -> scan 0", "scan 0 -> for_each 0", "for_each 0" + soft + "schedule 0"};
+    std::string before = "schedule 0";
+    std::map<std::string, int> made;
+    const auto next = [&made](const char* kind) { return std::string(kind) + " " + std::to_string(made[kind]++); };
+    for (int layer = 0; layer < layers; ++layer) {
+        std::vector<std::string> producers = {before};
+        if (projects) {
+            const std::string query = next("product");
+            const std::string packed = next("product");
+            edges.insert(query + " -> " + packed);
+            if (layer > 0) {
+                edges.insert(before + " -> " + query);
+                producers.clear();
+            }
+            producers.push_back(packed);
+        }
+        before = next("index_inputs");
+        for (const std::string& producer : producers) {
+            edges.insert(producer + soft + before);
+        }
+        for (int tile = 0; tile < tiles; ++tile) {
+            for (const char* kind : {"score", "select"}) {
+                const std::string node = next(kind);
+                edges.insert(before + soft + node);
+                before = node;
+            }
+        }
+        if (engine_between) {
+            const std::string node = next("attention");
+            edges.insert(before + " -> " + node);
+            before = node;
+        }
+    }
+    return edges;
+}
+
+TEST_F(StepGraph, HoldsExactlyTheNodesAndEdgesThatItsNumbersGive) {
+    Random random = fresh_random();
+    DeviceMemory sum(8, 8, false);
+    for (const bool projects : {false, true}) {
+        for (const bool programmatic : {false, true}) {
+            for (const int layers : {1, 3}) {
+                const StepCase step = make_case(
+                    {.max_rows = 40, .max_requests = 10, .columns = 2, .layers = layers, .project = projects}, random);
+                DeviceStep device(step, {.programmatic_edges = programmatic, .tile_rows = 16});
+                for (const bool engine_between : {false, true}) {
+                    Pipeline::AfterLayer attention = [&](int layer, cudaStream_t stream) {
+                        const auto& out = device.layers()[static_cast<size_t>(layer)].out;
+                        attention_kernel<<<1, 128, 0, stream>>>(out.indices.as<int32_t>(), 64, sum.as<unsigned long long>());
+                    };
+                    device.pipeline().capture({5, 40}, engine_between ? attention : nullptr);
+                    for (const int rows : {5, 40}) {
+                        const CapturedGraph& graph = device.pipeline().graph(rows);
+                        const int tiles = tile_count(rows, 16);
+                        EXPECT_EQ(edges_of(graph), expected_edges(layers, tiles, projects, engine_between, programmatic));
+                        const auto per_layer =
+                            static_cast<size_t>((projects ? 2 : 0) + 1 + 2 * tiles + (engine_between ? 1 : 0));
+                        EXPECT_EQ(graph.nodes().size(), 4 + static_cast<size_t>(layers) * per_layer);
+                        for (const GraphNode& node : graph.nodes()) {
+                            EXPECT_EQ(node.type, cudaGraphNodeTypeKernel) << node.name;
+                        }
+                        const std::string dot = graph.dot();
+                        EXPECT_EQ(static_cast<size_t>(std::count(dot.begin(), dot.end(), '>')), graph.edges().size());
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_F(StepGraph, CapturedWithDummyInputsReplaysWithOthers) {
+    Random random = fresh_random();
+    for (const bool programmatic : {true, false}) {
+        StepCase dummy = make_case({.max_rows = 12, .max_requests = 4, .layers = 2}, random);
+        dummy.set_lengths(0, 0);
+        dummy.slots.assign(12, -1);
+        DeviceStep captured(dummy, {.programmatic_edges = programmatic}, {}, true);
+        captured.pipeline().capture({12});
+        captured.poison_outputs();
+
+        StepCase real = dummy;
+        real.set_lengths(300, 3);
+        real.draw_activations(random);
+        for (int64_t row = 0; row < 12; ++row) {
+            const auto block = real.block_table[static_cast<size_t>(row / 3 * real.geometry.block_table_stride + 297 / 64)];
+            real.slots[static_cast<size_t>(row)] = int64_t{block} * 64 + (297 + row % 3) % 64;
+        }
+        captured.upload_inputs(real);
+        captured.replay(12);
+
+        DeviceStep eager(real, {}, {}, true);
+        eager.run_eager(12);
+        EXPECT_EQ(captured.snapshot(), eager.snapshot());
+        captured.expect_equal(real, expected_step(real, 12, true), 12);
+    }
+}
+
+TEST_F(StepGraph, ReplaysAThousandStepsOfChangingLengths) {
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 8, .max_requests = 6, .columns = 6}, random);
+    DeviceStep device(step);
+    const std::vector<int> buckets = {1, 2, 4, 8};
+    device.pipeline().capture(buckets);
+    for (int i = 0; i < 1000 && !HasFailure(); ++i) {
+        SCOPED_TRACE("step " + std::to_string(i));
+        const int rows = static_cast<int>(1 + random() % 8);
+        const int bucket = *std::lower_bound(buckets.begin(), buckets.end(), rows);
+        step.draw_lengths(random, rows);  // smaller after larger too: the old rows stand behind it
+        step.draw_activations(random);
+        device.upload_inputs(step);
+        device.poison_outputs();
+        device.pipeline().reset_status(device.stream());
+        device.replay(rows);
+        device.expect_equal(step, expected_step(step, bucket, true), bucket);
+    }
+}
+
+TEST_F(StepGraph, GivesTheSameBitsWithProgrammaticEdgesOnAndOff) {
+    Random random = fresh_random();
+    for (const bool projects : {false, true}) {
+        StepCase step =
+            make_case({.max_rows = 64, .max_requests = 20, .columns = 16, .layers = 3, .project = projects}, random);
+        DeviceStep on(step, {.programmatic_edges = true, .tile_rows = 8});
+        DeviceStep off(step, {.programmatic_edges = false, .tile_rows = 8});
+        on.pipeline().capture({64});
+        off.pipeline().capture({64});
+        for (int i = 0; i < 100; ++i) {
+            step.draw_lengths(random, 64);
+            step.draw_activations(random);
+            on.upload_inputs(step);
+            off.upload_inputs(step);
+            on.replay(64);
+            off.replay(64);
+            ASSERT_EQ(on.snapshot(), off.snapshot()) << "step " << i;
+        }
+    }
+}
+
+TEST_F(StepGraph, RunsInsideAForeignCaptureWithAttentionBetweenLayers) {
+    Random random = fresh_random();
+    for (const bool projects : {false, true}) {
+        StepCase step = make_case({.max_rows = 10, .max_requests = 5, .layers = 3, .project = projects}, random);
+        DeviceStep device(step);
+        DeviceMemory sum(8, 8, false);
+        sum.fill(0);
+        cudaStream_t stream = nullptr;
+        check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        // Global is the strictest mode: it refuses hidden allocations and synchronisation of the whole process.
+        check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+        device.pipeline().enqueue_layout(10, stream);
+        for (int layer = 0; layer < 3; ++layer) {
+            device.pipeline().enqueue_layer(layer, 10, stream);
+            const auto& out = device.layers()[static_cast<size_t>(layer)].out;
+            attention_kernel<<<1, 128, 0, stream>>>(out.indices.as<int32_t>(), 640, sum.as<unsigned long long>());
+        }
+        cudaGraph_t raw = nullptr;
+        check_cuda(cudaStreamEndCapture(stream, &raw), "cudaStreamEndCapture");
+        const CapturedGraph graph = CapturedGraph::adopt(raw);
+        EXPECT_EQ(graph.nodes().size(), 4U + 3U * (projects ? 6U : 4U));
+        graph.launch(stream);
+        check_cuda(cudaStreamSynchronize(stream), "the engine's step");
+        const auto captured = device.snapshot();
+
+        DeviceStep eager(step);
+        eager.run_eager(10);
+        EXPECT_EQ(captured, eager.snapshot());
+        unsigned long long expected = 0;
+        for (const auto& layer : eager.layers()) {
+            for (const int32_t index : layer.out.indices.download<int32_t>()) {
+                expected += static_cast<unsigned long long>(int64_t{index} + 2);
+            }
+        }
+        EXPECT_EQ(sum.download<unsigned long long>()[0], expected);
+        cudaStreamDestroy(stream);
+    }
+}
+
+TEST_F(StepGraph, CaptureTouchesNoBuffer) {
+    Random random = fresh_random();
+    const StepCase step = make_case({.layers = 2, .project = true}, random);
+    DeviceStep device(step);
+    const auto before = device.snapshot();
+    device.pipeline().capture({1, 8});
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    EXPECT_EQ(device.snapshot(), before);
+}
+
+TEST_F(StepGraph, LeavesNoErrorBehindAndMindsNone) {
+    Random random = fresh_random();
+    StepCase step = make_case({.layers = 2, .project = true}, random);
+    DeviceStep device(step);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    device.pipeline().capture({8});
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    int count = 0;
+    EXPECT_NE(cudaDeviceGetAttribute(&count, cudaDevAttrWarpSize, 12345), cudaSuccess);  // an engine's own mistake
+    device.run_eager(8);
+    EXPECT_NE(cudaSetDevice(12345), cudaSuccess);
+    device.pipeline().capture({8});
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(StepGraph, SurvivesAnEngineThatThrowsBetweenLayers) {
+    Random random = fresh_random();
+    StepCase step = make_case({.layers = 2}, random);
+    DeviceStep device(step);
+    device.pipeline().capture({8});
+    EXPECT_THROW(device.pipeline().capture({4, 8},
+                                           [](int layer, cudaStream_t) {
+                                               if (layer == 1) {
+                                                   throw std::runtime_error("the engine's own");
+                                               }
+                                           }),
+                 std::runtime_error);
+    EXPECT_EQ(device.pipeline().buckets(), std::vector<int>{8});  // what was captured before is still there
+    EXPECT_THROW(
+        device.pipeline().capture({8}, [](int, cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "sync"); }),
+        Error);
+    device.replay(8);
+    device.expect_equal(step, expected_step(step, 8, true), 8);
+}
+
+TEST_F(StepGraph, RefusesRowsAndLayersItWasNotMadeFor) {
+    Random random = fresh_random();
+    const StepCase step = make_case({.max_rows = 8}, random);
+    DeviceStep device(step);
+    Pipeline& pipeline = device.pipeline();
+    const auto refused = [](auto call, ErrorCode code, const char* part) {
+        try {
+            call();
+            ADD_FAILURE() << "nothing was refused";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), code) << error.what();
+            EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+        }
+    };
+    refused([&] { pipeline.replay(1, device.stream()); }, ErrorCode::wrong_order, "replay was called before capture");
+    refused([&] { pipeline.capture({}); }, ErrorCode::invalid_rows, "buckets is empty");
+    refused([&] { pipeline.capture({4, 9}); }, ErrorCode::invalid_rows, "a bucket is 9 rows, must be 1 to max_rows (8)");
+    refused([&] { pipeline.capture({0}); }, ErrorCode::invalid_rows, "a bucket is 0 rows");
+    pipeline.capture({4, 2, 4});
+    EXPECT_EQ(pipeline.buckets(), (std::vector<int>{2, 4}));
+    refused([&] { pipeline.replay(5, device.stream()); }, ErrorCode::invalid_rows,
+            "rows is 5, must be 1 to the largest captured bucket (4)");
+    refused([&] { pipeline.replay(0, device.stream()); }, ErrorCode::invalid_rows, "rows is 0");
+    refused([&] { static_cast<void>(pipeline.graph(3)); }, ErrorCode::invalid_rows, "bucket is 3");
+    refused([&] { pipeline.enqueue_layer(1, 1, device.stream()); }, ErrorCode::invalid_layer, "layer is 1, must be 0 to 0");
+    refused([&] { pipeline.enqueue_layer(-1, 1, device.stream()); }, ErrorCode::invalid_layer, "layer is -1");
+    refused([&] { pipeline.enqueue_layer(0, 9, device.stream()); }, ErrorCode::invalid_rows,
+            "rows is 9, must be 1 to max_rows (8)");
+    refused([&] { pipeline.enqueue_layout(0, device.stream()); }, ErrorCode::invalid_rows, "rows is 0");
+    check_cuda(cudaStreamSynchronize(device.stream()), "nothing was launched");
+    const auto indices = device.layers()[0].out.indices.download<uint8_t>();
+    EXPECT_TRUE(std::all_of(indices.begin(), indices.end(), [](uint8_t byte) { return byte == poison_byte; }));
+}
+
+TEST_F(StepGraph, RefusesMemoryThatTheDeviceCannotReach) {
+    Random random = fresh_random();
+    const StepCase step = make_case({}, random);
+    DeviceStep device(step);
+    alignas(256) static int32_t host[64];
+    Pipeline pipeline(step.geometry);
+    const auto& memory = device.layers()[0];
+    const LayerBuffers layer{.iq = memory.iq.as<__nv_bfloat16>(),
+                             .projected = memory.projected.as<__nv_bfloat16>(),
+                             .k_norm_weight = memory.k_norm_weight.as<float>(),
+                             .k_norm_bias = memory.k_norm_bias.as<float>(),
+                             .cache = memory.cache.as<uint8_t>(),
+                             .indices = memory.out.indices.as<int32_t>()};
+    DeviceMemory workspace(pipeline.workspace_bytes(), 256, false);
+    const int32_t* table = memory.out.indices.as<int32_t>();
+    const auto message = [&](const StepBuffers& buffers) -> std::string {
+        try {
+            pipeline.bind(buffers, {&layer, 1}, {workspace.as<void>(), workspace.bytes()});
+        } catch (const Error& error) {
+            return error.code() == ErrorCode::invalid_buffer ? error.what() : "another code";
+        }
+        return "nothing was refused";
+    };
+    const std::string sentence = message({.seq_lens = host, .query_lens = table, .block_table = table});
+    EXPECT_NE(sentence.find("seq_lens is 0x"), std::string::npos) << sentence;
+    EXPECT_NE(sentence.find("must be device memory"), std::string::npos) << sentence;
+}
+
+TEST_F(StepGraph, WorksByTheLengthsWhateverWidthWasCaptured) {
+    // Captured for a wide table and run short, and the other way round: the same bits as a table of the right width.
+    Random random = fresh_random();
+    StepCase narrow = make_case({.max_rows = 4, .max_requests = 4, .columns = 4}, random);
+    narrow.set_lengths(200, 1);
+    StepCase wide = narrow;
+    wide.geometry.block_table_columns = 4096;
+    wide.geometry.block_table_stride = 4096;
+    wide.geometry.max_model_len = 262144;
+    wide.block_table.assign(4 * 4096, -1);
+    for (size_t q = 0; q < 4; ++q) {
+        std::copy_n(narrow.block_table.begin() + static_cast<int64_t>(q * 7), 4,
+                    wide.block_table.begin() + static_cast<int64_t>(q * 4096));
+    }
+    const Wanted wanted{.logits = false};
+    DeviceStep a(narrow, {}, wanted);
+    DeviceStep b(wide, {}, wanted);
+    a.pipeline().capture({4});
+    b.pipeline().capture({4});
+    a.replay(4);
+    b.replay(4);
+    EXPECT_EQ(a.snapshot(), b.snapshot());
+}
+
+TEST_F(StepGraph, KeepsNoScratchOutsideItsWorkspace) {
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 16, .max_requests = 6, .layers = 2, .project = true}, random);
+    DeviceStep device(step, {.tile_rows = 5});
+    device.pipeline().capture({16});
+    device.replay(16);
+    const auto first = device.snapshot();
+    for (int i = 0; i < 1000; ++i) {
+        // Churn: what a per-call allocation would have left behind is handed to someone else and overwritten.
+        DeviceMemory other(1U << (10U + random() % 12U), 256, false);
+        other.fill(static_cast<uint8_t>(i));
+        device.pipeline().replay(16, device.stream());
+    }
+    check_cuda(cudaStreamSynchronize(device.stream()), "the replays");
+    EXPECT_EQ(device.snapshot(), first);
+}
+
+/// Takes processors away for a while, on another stream.
+__global__ void load_kernel(long long cycles) {
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {
+    }
+}
+
+TEST_F(StepGraph, StaysTheSameOverAHundredThousandReplaysOnALoadedDevice) {
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 16, .max_requests = 6, .columns = 4}, random);
+    DeviceStep device(step, {.tile_rows = 8});
+    device.pipeline().capture({16});
+    device.replay(16);
+    const auto first = device.snapshot();
+    cudaStream_t other = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    for (int i = 0; i < 100000; ++i) {
+        if (i % 20 == 0) {
+            load_kernel<<<static_cast<unsigned>(1 + random() % 200), 512, 0, other>>>(
+                static_cast<long long>(random() % 400000));
+        }
+        device.pipeline().replay(16, device.stream());
+        if (i % 10000 == 9999) {
+            ASSERT_EQ(device.snapshot(), first) << "replay " << i;
+            device.poison_outputs();
+        }
+    }
+    check_cuda(cudaStreamSynchronize(other), "the load");
+    cudaStreamDestroy(other);
+}
+
+}  // namespace
+}  // namespace stepgraph::test

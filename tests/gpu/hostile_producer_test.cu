@@ -1,0 +1,303 @@
+// A producer that waits, triggers at once, sleeps 100 us and only then writes, in front of every kernel. Each kernel must
+// still see what it wrote; the same kernel compiled without its wait must not, or the test shows nothing.
+#include <cstring>
+#include <functional>
+
+#include <stepgraph/kernels/index_inputs.h>
+#include <stepgraph/kernels/reference/index_inputs.h>
+#include <stepgraph/kernels/schedule.h>
+#include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/select.h>
+#include <stepgraph/layouts/query_row.h>
+
+#include "device_step.h"
+#include "without_wait.h"
+
+namespace stepgraph::test {
+namespace {
+
+struct Delivery {
+    uint32_t* to;
+    const uint32_t* from;
+    size_t words;
+};
+
+struct Deliveries {
+    Delivery list[6];
+    int count;
+};
+
+__global__ void hostile_producer_kernel(Deliveries deliveries) {
+    wait_for_producers();
+    let_consumers_start();
+    unsigned long long begin;
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begin < 100000);
+    for (int d = 0; d < deliveries.count; ++d) {
+        for (size_t i = threadIdx.x; i < deliveries.list[d].words; i += blockDim.x) {
+            deliveries.list[d].to[i] = deliveries.list[d].from[i];
+        }
+    }
+}
+
+/// An input that the producer writes late: where the kernel looks for it, and the truth beside.
+class LateInput {
+public:
+    template <typename Element>
+    explicit LateInput(const std::vector<Element>& truth)
+        : live_(truth.size() * sizeof(Element), 16, false), truth_(truth.size() * sizeof(Element), 16, false) {
+        truth_.upload(truth);
+        live_.fill(0);
+    }
+    void reset() { live_.fill(0); }
+    template <typename Element>
+    [[nodiscard]] Element* as() const {
+        return live_.as<Element>();
+    }
+    [[nodiscard]] Delivery delivery() const {
+        return {live_.as<uint32_t>(), truth_.as<uint32_t>(), truth_.bytes() / sizeof(uint32_t)};
+    }
+
+private:
+    DeviceMemory live_;
+    DeviceMemory truth_;
+};
+
+class HostileProducer : public GpuTest {
+protected:
+    /// Runs producer and consumer and expects `right()` afterwards; with the consumer that does not wait, the opposite.
+    void check(std::initializer_list<LateInput*> inputs, const std::function<void()>& poison,
+               const std::function<void()>& consumer, const std::function<void()>& without_wait,
+               const std::function<bool()>& right) {
+        Deliveries deliveries{};
+        for (LateInput* input : inputs) {
+            deliveries.list[deliveries.count++] = input->delivery();
+        }
+        for (const bool waits : {true, false}) {
+            // The first run may load the kernels late; the second one meets the producer asleep.
+            for (int run = 0; run < 2; ++run) {
+                for (LateInput* input : inputs) {
+                    input->reset();
+                }
+                poison();
+                launch(hostile_producer_kernel, "hostile producer", {cudaStreamPerThread, true}, 1, 256, 0, deliveries);
+                (waits ? consumer : without_wait)();
+                check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the consumer");
+            }
+            EXPECT_EQ(right(), waits) << (waits ? "the kernel read before its producer had written"
+                                                : "the kernel without a wait came through: this test shows nothing");
+        }
+    }
+};
+
+TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
+    const std::vector<int32_t> requests = {0, 0, 1, 2};
+    const std::vector<int32_t> ends = {640, 641, 6400, 64};
+    LateInput late_requests(requests);
+    LateInput late_ends(ends);
+    DeviceMemory prefix(16, 16, false);
+    const ScheduleArgs args{.row_request = late_requests.as<int32_t>(),
+                            .ends = late_ends.as<int32_t>(),
+                            .rows = 4,
+                            .tile_rows = 4,
+                            .unscored_bound = 0,
+                            .page_prefix = prefix.as<int32_t>()};
+    check(
+        {&late_requests, &late_ends}, [&] { prefix.fill(poison_byte); },
+        [&] {
+            schedule(args, {cudaStreamPerThread, true});
+        },
+        [&] { schedule_without_wait(&args, cudaStreamPerThread); },
+        [&] {
+            return prefix.download<int32_t>() == std::vector<int32_t>{0, 11, 111, 112};
+        });
+}
+
+TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 4, .max_requests = 4, .columns = 4}, random);
+    step.set_lengths(200, 1);
+    const std::vector<uint8_t> old_cache = step.layers[0].cache;
+    const Geometry& g = step.geometry;
+    const ExpectedStep expected = expected_step(step, 4, true);
+    const auto& want = expected.layers[0];
+    const std::vector<uint8_t>& new_cache = step.layers[0].cache;
+    const std::vector<int32_t> prefix = {4, 8, 12, 16};  // pages of 200 keys, four rows
+
+    LateInput starts(expected.layout.starts);
+    LateInput requests(expected.layout.row_request);
+    LateInput ends(expected.layout.ends);
+    LateInput slots(expected.layout.slots);
+    LateInput late_prefix(prefix);
+    LateInput iq(step.layers[0].iq);
+    LateInput projected(step.layers[0].projected);
+    LateInput late_query(want.query);
+    LateInput late_weights(want.head_weights);
+    LateInput late_cache(new_cache);
+    LateInput late_logits(want.logits);
+    DeviceMemory norm_weight(512, 16, false);
+    DeviceMemory norm_bias(512, 16, false);
+    DeviceMemory table(step.block_table.size() * 4, 16, false);
+    DeviceMemory status(sizeof(StepStatus), 16, false);
+    DeviceMemory query(want.query.size(), 16, false);
+    DeviceMemory weights(want.head_weights.size() * 4, 16, false);
+    DeviceMemory cache(old_cache.size(), 16, false);
+    DeviceMemory logits(want.logits.size() * 4, 16, false);
+    DeviceMemory indices(want.indices.size() * 4, 16, false);
+    norm_weight.upload(step.layers[0].k_norm_weight);
+    norm_bias.upload(step.layers[0].k_norm_bias);
+    table.upload(step.block_table);
+    status.fill(0);
+
+    {
+        SCOPED_TRACE("index inputs");
+        const IndexInputsArgs args{.format = g.cache_format,
+                                   .heads = g.heads,
+                                   .rows = 4,
+                                   .max_rows = 4,
+                                   .max_requests = g.max_requests,
+                                   .starts = starts.as<int32_t>(),
+                                   .iq = iq.as<__nv_bfloat16>(),
+                                   .projected = projected.as<__nv_bfloat16>(),
+                                   .projected_columns = g.projected_columns,
+                                   .key_column = g.key_column,
+                                   .weight_column = g.weight_column,
+                                   .k_norm_weight = norm_weight.as<float>(),
+                                   .k_norm_bias = norm_bias.as<float>(),
+                                   .k_norm_eps = g.k_norm_eps,
+                                   .slots = slots.as<int64_t>(),
+                                   .cache = cache.as<uint8_t>(),
+                                   .pages = g.pages,
+                                   .page_stride_bytes = g.page_stride_bytes,
+                                   .query = query.as<uint8_t>(),
+                                   .head_weights = weights.as<float>(),
+                                   .status = status.as<StepStatus>()};
+        check(
+            {&starts, &slots, &iq, &projected},
+            [&] {
+                query.fill(poison_byte);
+                weights.fill(poison_byte);
+                cache.upload(old_cache);
+            },
+            [&] {
+                index_inputs(args, {cudaStreamPerThread, true});
+            },
+            [&] { index_inputs_without_wait(&args, cudaStreamPerThread); },
+            [&] {
+                return query.download<uint8_t>() == want.query && weights.download<float>() == want.head_weights &&
+                       cache.download<uint8_t>() == new_cache;
+            });
+    }
+    // Score and select find the layout in place: what is late is what the kernel before them makes.
+    const auto deliver = [](LateInput& input) {
+        const Delivery d = input.delivery();
+        check_cuda(cudaMemcpy(d.to, d.from, d.words * 4, cudaMemcpyDeviceToDevice), "cudaMemcpy");
+        check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    };
+    for (LateInput* input : {&starts, &requests, &ends, &late_prefix}) {
+        deliver(*input);
+    }
+    {
+        SCOPED_TRACE("score");
+        const ScoreArgs args{.format = g.cache_format,
+                             .heads = g.heads,
+                             .rows = 4,
+                             .max_rows = 4,
+                             .tile_begin = 0,
+                             .tile_rows = 4,
+                             .query = late_query.as<uint8_t>(),
+                             .head_weights = late_weights.as<float>(),
+                             .cache = late_cache.as<uint8_t>(),
+                             .pages = g.pages,
+                             .page_stride_bytes = g.page_stride_bytes,
+                             .block_table = table.as<int32_t>(),
+                             .block_table_stride = g.block_table_stride,
+                             .starts = starts.as<int32_t>(),
+                             .row_request = requests.as<int32_t>(),
+                             .ends = ends.as<int32_t>(),
+                             .page_prefix = late_prefix.as<int32_t>(),
+                             .unscored_bound = 0,
+                             .logits = logits.as<float>(),
+                             .logits_stride = g.width(),
+                             .status = status.as<StepStatus>()};
+        prepare_score(g.heads);
+        // Logits behind a row's bound stay as they were: the truth has -inf there.
+        check(
+            {&late_query, &late_weights, &late_cache},
+            [&] { logits.upload(std::vector<float>(want.logits.size(), -std::numeric_limits<float>::infinity())); },
+            [&] {
+                score(args, 8, {cudaStreamPerThread, true});
+            },
+            [&] { score_without_wait(&args, 8, cudaStreamPerThread); },
+            [&] { return logits.download<float>() == want.logits; });
+    }
+    {
+        SCOPED_TRACE("select");
+        const SelectArgs args{.tile_begin = 0,
+                              .tile_rows = 4,
+                              .top_k = g.top_k,
+                              .ends = ends.as<int32_t>(),
+                              .logits = late_logits.as<float>(),
+                              .logits_stride = g.width(),
+                              .row_request = requests.as<int32_t>(),
+                              .block_table = table.as<int32_t>(),
+                              .block_table_stride = g.block_table_stride,
+                              .pages = g.pages,
+                              .indices = indices.as<int32_t>(),
+                              .counts = nullptr,
+                              .physical_slots = nullptr,
+                              .winner_logits = nullptr,
+                              .padded_logits = nullptr,
+                              .width = g.width(),
+                              .last_of_layer = true};
+        check(
+            {&late_logits}, [&] { indices.fill(poison_byte); },
+            [&] {
+                select(args, {cudaStreamPerThread, true});
+            },
+            [&] { select_without_wait(&args, cudaStreamPerThread); },
+            [&] { return indices.download<int32_t>() == want.indices; });
+    }
+}
+
+TEST_F(HostileProducer, IsWaitedForByAWholeLayerInACapture) {
+    // Three kernels deep and more: every kernel of the layer triggers early, and the last one may start while the producer
+    // still sleeps.
+    Random random = fresh_random();
+    for (const bool projects : {false, true}) {
+        StepCase step = make_case({.max_rows = 8, .max_requests = 4, .project = projects}, random);
+        step.set_lengths(400, 2);
+        DeviceStep device(step, {.tile_rows = 3});
+        DeviceStep eager(step, {.programmatic_edges = false, .tile_rows = 3});
+        eager.run_eager(8);
+        const auto want = eager.snapshot();
+
+        auto& memory = device.layers()[0];
+        LateInput first(projects ? step.layers[0].q_c : step.layers[0].iq);
+        LateInput second(projects ? step.layers[0].hidden : step.layers[0].projected);
+        Deliveries deliveries{{first.delivery(), second.delivery()}, 2};
+        deliveries.list[0].to = projects ? memory.q_c.as<uint32_t>() : memory.iq.as<uint32_t>();
+        deliveries.list[1].to = projects ? memory.hidden.as<uint32_t>() : memory.projected.as<uint32_t>();
+        const CapturedGraph graph = CapturedGraph::capture([&](cudaStream_t stream) {
+            device.pipeline().enqueue_layout(8, stream);
+            launch(hostile_producer_kernel, "hostile producer", {stream, true}, 1, 256, 0, deliveries);
+            device.pipeline().enqueue_layer(0, 8, stream);
+        });
+        for (int run = 0; run < 3; ++run) {
+            for (DeviceMemory* input : {&memory.q_c, &memory.hidden, &memory.iq, &memory.projected}) {
+                input->fill(0);
+            }
+            device.poison_outputs();
+            graph.launch(device.stream());
+            check_cuda(cudaStreamSynchronize(device.stream()), "the step");
+            EXPECT_EQ(device.snapshot(), want);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace stepgraph::test

@@ -1,0 +1,30 @@
+// Compiled with `stepgraph` defined as `stepgraph_without_wait`, as the kernels it calls: the build rule does both.
+#include <stepgraph/kernels/index_inputs.h>
+#include <stepgraph/kernels/schedule.h>
+#include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/select.h>
+
+namespace broken = stepgraph;  // here: stepgraph_without_wait
+#undef stepgraph
+
+namespace stepgraph::test {
+
+void schedule_without_wait(const void* args, cudaStream_t stream) {
+    broken::schedule(*static_cast<const broken::ScheduleArgs*>(args), {stream, true});
+}
+
+void index_inputs_without_wait(const void* args, cudaStream_t stream) {
+    broken::index_inputs(*static_cast<const broken::IndexInputsArgs*>(args), {stream, true});
+}
+
+void score_without_wait(const void* args, int blocks, cudaStream_t stream) {
+    const auto& score_args = *static_cast<const broken::ScoreArgs*>(args);
+    broken::prepare_score(score_args.heads);
+    broken::score(score_args, blocks, {stream, true});
+}
+
+void select_without_wait(const void* args, cudaStream_t stream) {
+    broken::select(*static_cast<const broken::SelectArgs*>(args), {stream, true});
+}
+
+}  // namespace stepgraph::test
