@@ -102,22 +102,8 @@ void key_of_row(const IndexInputsArgs& args, int64_t row) {
     normalised_key(args.projected + row * args.projected_columns + args.key_column, args.k_norm_weight, args.k_norm_bias,
                    args.k_norm_eps, key);
 
-    const CacheFormat format = args.format;
-    uint8_t* page = page_address(args.cache, slot / page_tokens, args.page_stride_bytes);
-    const int token = static_cast<int>(slot % page_tokens);
-    const auto payload = [&](int c) { return page + payload_offset(format, token, c); };
-    const auto scale = [&](int block) { return page + scale_offset(format, token, block); };
-    if (is_mxfp4(format)) {
-        quantise_mxfp4(key, payload, scale);
-        return;
-    }
-    const int exponent = quantise_fp8(key, payload);
-    if (format == CacheFormat::fp8_mx) {
-        std::memset(scale(0), ue8m0_byte(exponent), 4);
-    } else {
-        const float value = power_of_two(exponent);
-        std::memcpy(scale(0), &value, sizeof value);
-    }
+    store_key(args.format, key, page_address(args.cache, slot / page_tokens, args.page_stride_bytes),
+              static_cast<int>(slot % page_tokens));
 }
 
 }  // namespace
@@ -136,6 +122,22 @@ void normalised_key(const __nv_bfloat16* key, const float* weight, const float* 
     const float rstd = 1.0F / std::sqrt(variance + eps);
     for (int c = 0; c < head_dim; ++c) {
         out[c] = round_to_bf16((x[c] - mean) * rstd * weight[c] + bias[c]);
+    }
+}
+
+void store_key(CacheFormat format, const float* key, uint8_t* page, int token) {
+    const auto payload = [&](int c) { return page + payload_offset(format, token, c); };
+    const auto scale = [&](int block) { return page + scale_offset(format, token, block); };
+    if (is_mxfp4(format)) {
+        quantise_mxfp4(key, payload, scale);
+        return;
+    }
+    const int exponent = quantise_fp8(key, payload);
+    if (format == CacheFormat::fp8_mx) {
+        std::memset(scale(0), ue8m0_byte(exponent), 4);
+    } else {
+        const float value = power_of_two(exponent);
+        std::memcpy(scale(0), &value, sizeof value);
     }
 }
 

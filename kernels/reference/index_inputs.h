@@ -38,4 +38,7 @@ void index_inputs(const IndexInputsArgs& args);
 /// The key of one row after LayerNorm, rounded to BF16: what is quantised into the cache.
 void normalised_key(const __nv_bfloat16* key, const float* weight, const float* bias, float eps, float* out /* [128] */);
 
+/// Quantises a normalised key [128] into token `token` of a page.
+void store_key(CacheFormat format, const float* key, uint8_t* page, int token);
+
 }  // namespace stepgraph::reference

@@ -1,0 +1,25 @@
+// The demonstration: a batch of requests decodes, and every step is checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <stepgraph/layouts/cache_page.h>
+
+namespace stepgraph::tools {
+
+struct DemoOptions {
+    std::string device = "auto";  // auto, cpu or cuda
+    CacheFormat format = CacheFormat::fp8;
+    int steps = 40;
+    int layers = 4;
+    int requests = 10;
+    int top_k = 512;
+    int shrink = 16;    // of the trace's lengths
+    uint64_t seed = 0;  // 0: a fresh one, which is printed
+};
+
+/// Prints a line a step and a closing one. Returns 0 where every step was right, 1 where one was not. Throws Error.
+int demo(const DemoOptions& options);
+
+}  // namespace stepgraph::tools
