@@ -44,12 +44,11 @@ void print_devices() {
     }
 }
 
-void print_shape(const ModelShape& shape) {
-    const Pipeline pipeline(geometry_of(shape), options_of(shape));
+void print_shape(const Pipeline& pipeline) {
     const Geometry& g = pipeline.geometry();
     std::cout << "shape:          " << g.heads << " heads, top " << g.top_k << ", " << g.max_rows << " rows, "
               << g.max_model_len << " tokens over " << g.dcp.world_size << (g.dcp.world_size == 1 ? " rank, " : " ranks, ")
-              << shape.format << ", projections "
+              << format_name(g.cache_format) << ", projections "
               << (g.projects() ? "made here (q_lora_rank " + std::to_string(g.q_lora_rank) + ", hidden_size " +
                                      std::to_string(g.hidden_size) + ")"
                                : "by the engine")
@@ -61,11 +60,12 @@ void print_shape(const ModelShape& shape) {
 }  // namespace
 
 int info(const ModelShape& shape) {
+    const Pipeline pipeline(geometry_of(shape), options_of(shape));  // first: a wrong shape is refused before a line is out
     print_versions();
     std::cout << "what runs where: every stage on any GPU that the kernels are compiled for, from compute capability 8.0 on;"
                  " programmatic edges from 9.0 on; `run --device cpu` and `info` anywhere\n";
     print_devices();
-    print_shape(shape);
+    print_shape(pipeline);
     return 0;
 }
 

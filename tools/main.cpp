@@ -2,7 +2,6 @@
 // written), 2 a command line or a case file that cannot be used.
 #include <exception>
 #include <iostream>
-#include <map>
 #include <new>
 #include <string>
 
@@ -21,13 +20,19 @@ using namespace stepgraph::tools;
 constexpr int failed = 1;
 constexpr int unusable = 2;
 
+Device device_named(const std::string& name) {
+    return name == "cpu" ? Device::cpu : name == "cuda" ? Device::cuda : Device::automatic;
+}
+
 void add_run(CLI::App& app, RunOptions& options, int& exit_code) {
     CLI::App* command = app.add_subcommand("run", "Run one case file through the whole step");
     command->add_option("case", options.case_path, "Case file (safetensors)")->required();
     command->add_option("--out", options.out, "Where the results go (safetensors)")->required();
-    const std::map<std::string, Device> devices{{"auto", Device::automatic}, {"cpu", Device::cpu}, {"cuda", Device::cuda}};
-    command->add_option("--device", options.device, "auto: the GPU where there is one")
-        ->transform(CLI::CheckedTransformer(devices).description("auto, cpu or cuda"))
+    command
+        ->add_option_function<std::string>(
+            "--device", [&options](const std::string& name) { options.device = device_named(name); },
+            "auto: the GPU where there is one, else the host")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->default_str("auto");
     CLI::Option* graph = command->add_flag_callback(
         "--graph", [&options] { options.launch = Launch::graph; }, "GPU: capture the step and replay it (the default)");

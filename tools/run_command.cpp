@@ -267,9 +267,9 @@ int run(const RunOptions& options) {
     }
     const Case step = load_case(options.case_path);
     const Geometry& g = step.geometry;
-    std::cout << "case: " << g.max_requests << " requests, " << g.max_rows << " rows, " << g.heads << " heads, "
-              << format_name(g.cache_format) << " cache of " << g.pages << " pages, top " << g.top_k << " of at most "
-              << g.width() << " positions\n";
+    std::cout << "case: requests " << g.max_requests << ", rows " << g.max_rows << ", heads " << g.heads << ", "
+              << format_name(g.cache_format) << " pages " << g.pages << ", top " << g.top_k << " of at most " << g.width()
+              << " positions\n";
     const Device device = chosen_device(options);
     const StepResults results =
         device == Device::cpu ? run_on_cpu(step, options.logits) : run_on_cuda(step, options.launch, options.logits);
