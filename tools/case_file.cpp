@@ -1,8 +1,8 @@
 #include "case_file.h"
 
 #include <charconv>
+#include <iterator>
 #include <limits>
-#include <string>
 #include <system_error>
 
 #include <stepgraph/layouts/query_row.h>
@@ -18,6 +18,8 @@ constexpr NamedFormat formats[] = {{"fp8", CacheFormat::fp8},
                                    {"fp8_mx", CacheFormat::fp8_mx},
                                    {"mxfp4", CacheFormat::mxfp4},
                                    {"mxfp4_rowgroup", CacheFormat::mxfp4_rowgroup}};
+
+constexpr const char* format_words = "fp8, fp8_mx, mxfp4 or mxfp4_rowgroup";
 
 class Metadata {
 public:
@@ -171,11 +173,11 @@ Geometry geometry_of(const Metadata& metadata) {
     if (!valid_heads(geometry.heads)) {  // before a tensor's shape is held against it
         metadata.refuse("heads", "16, 32 or 64");
     }
-    try {
-        geometry.cache_format = format_named(metadata.text("cache_format", "the format of the cache's pages"));
-    } catch (const CaseError& error) {
-        throw CaseError(std::string(R"(metadata "cache_format" )") + error.what());
+    const std::optional<CacheFormat> format = format_named(metadata.text("cache_format", format_words));
+    if (!format.has_value()) {
+        metadata.refuse("cache_format", format_words);
     }
+    geometry.cache_format = *format;
     geometry.top_k = metadata.whole("topk");
     geometry.k_norm_eps = metadata.number<float>("eps", "a number that FP32 holds");
     geometry.max_model_len = metadata.number<int64_t>("max_model_len", "a whole number of 64 bits");
@@ -202,13 +204,13 @@ const char* format_name(CacheFormat format) {
     return "unknown";
 }
 
-CacheFormat format_named(const std::string& name) {
+std::optional<CacheFormat> format_named(const std::string& name) {
     for (const NamedFormat& known : formats) {
         if (name == known.name) {
             return known.format;
         }
     }
-    throw CaseError("is " + quoted(name) + ", must be fp8, fp8_mx, mxfp4 or mxfp4_rowgroup");
+    return std::nullopt;
 }
 
 Case case_of(const Safetensors& file) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <cuda_bf16.h>
@@ -42,8 +44,8 @@ Case case_of(const Safetensors& file);
 /// Throws CaseError.
 Case load_case(const std::filesystem::path& path);
 
-/// The cache format's word in case files and on the command line, and back. Throws CaseError for another word.
+/// The cache format's word in case files and on the command line, and back; none for another word.
 const char* format_name(CacheFormat format);
-CacheFormat format_named(const std::string& name);
+std::optional<CacheFormat> format_named(const std::string& name);
 
 }  // namespace stepgraph::tools

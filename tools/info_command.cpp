@@ -7,6 +7,7 @@
 
 #include <stepgraph/pipeline/pipeline.h>
 
+#include "case_file.h"
 #include "cuda_device.h"
 
 namespace stepgraph::tools {

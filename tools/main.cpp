@@ -52,9 +52,12 @@ void add_shape(CLI::App& command, ModelShape& shape) {
     command.add_option("--max-model-len", shape.max_model_len, "Tokens of the longest sequence")->capture_default_str();
     command.add_option("--dcp-world-size", shape.dcp_world_size, "Ranks that share a sequence")->capture_default_str();
     command.add_option("--tile-rows", shape.tile_rows, "Rows of a tile; 0: the default")->capture_default_str();
-    command.add_option("--format", shape.format, "Pages of the key cache")
+    command
+        .add_option_function<std::string>(
+            "--format", [&shape](const std::string& name) { shape.format = format_named(name).value(); },
+            "Pages of the key cache")
         ->check(CLI::IsMember({"fp8", "fp8_mx", "mxfp4", "mxfp4_rowgroup"}))
-        ->capture_default_str();
+        ->default_str("fp8");
     command.add_flag("--engine-projects", shape.engine_projects, "The engine hands iq and projected over");
 }
 

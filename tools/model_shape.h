@@ -2,11 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include <stepgraph/pipeline/geometry.h>
-
-#include "case_file.h"
 
 namespace stepgraph::tools {
 
@@ -18,7 +15,7 @@ struct ModelShape {
     int64_t max_model_len = 131072;  // tokens over all ranks
     int dcp_world_size = 1;
     int tile_rows = 0;  // 0: the default
-    std::string format = "fp8";
+    CacheFormat format = CacheFormat::fp8;
     bool engine_projects = false;
     bool full_edges = false;
 };
@@ -35,7 +32,7 @@ inline Geometry geometry_of(const ModelShape& shape) {
     const int64_t page_positions = int64_t{page_tokens} * (shape.dcp_world_size > 0 ? shape.dcp_world_size : 1);
     const int64_t columns = shape.max_model_len / page_positions + (shape.max_model_len % page_positions > 0 ? 1 : 0);
     geometry.block_table_columns = columns > INT32_MAX ? INT32_MAX : static_cast<int>(columns);
-    geometry.cache_format = format_named(shape.format);
+    geometry.cache_format = shape.format;
     geometry.pages = 1;
     if (!shape.engine_projects) {
         geometry.q_lora_rank = 1536;
