@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
 
 #include "case_checks.h"
 
 namespace stepgraph::test {
 namespace {
 
+using tools::Case;
 using tools::run_on_cpu;
 using tools::StepResults;
 
@@ -41,6 +45,34 @@ INSTANTIATE_TEST_SUITE_P(CaseFiles, CaseOnTheHost, testing::ValuesIn(case_names(
 
 TEST(CaseFiles, AreAllTen) {
     EXPECT_EQ(case_names().size(), 10U);
+}
+
+TEST(CaseFiles, RunWhateverTheirLengthsBlocksAndSlotsSay) {
+    const Case whole = load("mxfp4_decode").step;
+    std::mt19937 random(7);  // NOLINT: the same data every time
+    const auto any_of = [&random](const std::vector<int64_t>& values) { return values[random() % values.size()]; };
+    constexpr int64_t most = std::numeric_limits<int32_t>::max();
+    for (int round = 0; round < 100; ++round) {
+        Case step = whole;
+        for (int32_t& length : step.seq_lens) {
+            length = static_cast<int32_t>(any_of({-most - 1, -1, 0, 1, 64, 200, 768, 769, most}));
+        }
+        for (int32_t& length : step.query_lens) {
+            length = static_cast<int32_t>(any_of({-most - 1, -1, 0, 1, 1, 2, 3, 4, most}));
+        }
+        for (int32_t& block : step.block_table) {
+            block = static_cast<int32_t>(any_of({-most - 1, -1, 0, 5, 16, 17, most}));
+        }
+        const int64_t cache_end = step.geometry.pages * page_tokens;
+        for (int64_t& slot : step.slots) {
+            slot = any_of({std::numeric_limits<int64_t>::min(), -1, 0, cache_end - 1, cache_end, cache_end << 40U});
+        }
+        if (round % 2 == 0) {
+            step.slots.clear();
+        }
+        const LoadedCase damaged{"damaged", {}, step};
+        EXPECT_EQ(joined(differences_from_own_logits(damaged, run_on_cpu(step, true))), "") << "round " << round;
+    }
 }
 
 // ---- the checks themselves: each must be able to fail --------------------------------------------------------------------
