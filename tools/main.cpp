@@ -1,0 +1,117 @@
+// The stepgraph command. Exit codes: 0 done, 1 failed while running (no GPU, a CUDA error, an output that cannot be
+// written), 2 a command line or a case file that cannot be used.
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <stepgraph/kernels/error.h>
+
+#include "graph_command.h"
+#include "info_command.h"
+#include "run_command.h"
+
+namespace {
+
+using namespace stepgraph::tools;
+
+constexpr int failed = 1;
+constexpr int unusable = 2;
+
+Device device_named(const std::string& name) {
+    return name == "cpu" ? Device::cpu : name == "cuda" ? Device::cuda : Device::automatic;
+}
+
+void add_run(CLI::App& app, RunOptions& options, int& exit_code) {
+    CLI::App* command = app.add_subcommand("run", "Run one case file through the whole step");
+    command->add_option("case", options.case_path, "Case file (safetensors)")->required();
+    command->add_option("--out", options.out, "Where the results go (safetensors)")->required();
+    command
+        ->add_option_function<std::string>(
+            "--device", [&options](const std::string& name) { options.device = device_named(name); },
+            "auto: the GPU where there is one, else the host")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->default_str("auto");
+    CLI::Option* graph = command->add_flag_callback(
+        "--graph", [&options] { options.launch = Launch::graph; }, "GPU: capture the step and replay it (the default)");
+    command
+        ->add_flag_callback(
+            "--eager", [&options] { options.launch = Launch::eager; }, "GPU: enqueue the step on a plain stream")
+        ->excludes(graph);
+    command->add_flag("--logits", options.logits, "Also write every logit");
+    command->add_flag("--physical", options.physical, "Also write the winners' slots");
+    command->callback([&options, &exit_code] { exit_code = run(options); });
+}
+
+void add_shape(CLI::App& command, ModelShape& shape) {
+    command.add_option("--heads", shape.heads, "Indexer heads: 16, 32 or 64")->capture_default_str();
+    command.add_option("--top-k", shape.top_k, "Positions selected per row")->capture_default_str();
+    command.add_option("--rows", shape.rows, "Query rows of the bucket")->capture_default_str();
+    command.add_option("--max-model-len", shape.max_model_len, "Tokens of the longest sequence")->capture_default_str();
+    command.add_option("--dcp-world-size", shape.dcp_world_size, "Ranks that share a sequence")->capture_default_str();
+    command.add_option("--tile-rows", shape.tile_rows, "Rows of a tile; 0: the default")->capture_default_str();
+    command
+        .add_option_function<std::string>(
+            "--format", [&shape](const std::string& name) { shape.format = format_named(name).value(); },
+            "Pages of the key cache")
+        ->check(CLI::IsMember({"fp8", "fp8_mx", "mxfp4", "mxfp4_rowgroup"}))
+        ->default_str("fp8");
+    command.add_flag("--engine-projects", shape.engine_projects, "The engine hands iq and projected over");
+}
+
+void add_graph(CLI::App& app, GraphOptions& options, int& exit_code) {
+    CLI::App* command = app.add_subcommand("graph", "Capture a step and print its nodes and edges (needs a GPU)");
+    add_shape(*command, options.shape);
+    command->add_option("--layers", options.layers, "Layers of the step")->capture_default_str();
+    command->add_flag("--full-edges", options.shape.full_edges, "Without programmatic edges");
+    command->add_flag("--dot", options.dot, "Print Graphviz's language instead of a table");
+    command->callback([&options, &exit_code] { exit_code = graph(options); });
+}
+
+void add_info(CLI::App& app, ModelShape& shape, int& exit_code) {
+    CLI::App* command = app.add_subcommand("info", "Say what this build is, which GPUs it finds and what a shape costs");
+    add_shape(*command, shape);
+    command->callback([&shape, &exit_code] { exit_code = info(shape); });
+}
+
+int parse_and_run(int argc, char** argv) {
+    CLI::App app("The decode step of a sparse-attention indexer as one captured CUDA graph");
+    app.set_version_flag("--version", "stepgraph " STEPGRAPH_VERSION);
+    app.require_subcommand(1);
+    int exit_code = 0;
+    RunOptions run_options;
+    GraphOptions graph_options;
+    ModelShape info_shape;
+    add_run(app, run_options, exit_code);
+    // Another subcommand: its add_...() goes above this line and is called here.
+    add_graph(app, graph_options, exit_code);
+    add_info(app, info_shape, exit_code);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        return app.exit(error) == 0 ? 0 : unusable;  // 0: help or version was asked for
+    }
+    return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return parse_and_run(argc, argv);
+    } catch (const CaseError& error) {
+        std::cerr << "stepgraph: " << error.what() << "\n";
+        return unusable;
+    } catch (const stepgraph::Error& error) {
+        std::cerr << "stepgraph: " << error.what() << "\n";
+        return error.code() == stepgraph::ErrorCode::invalid_geometry ? unusable : failed;
+    } catch (const std::bad_alloc&) {
+        std::cerr << "stepgraph: there is not enough memory for this step\n";
+        return failed;
+    } catch (const std::exception& error) {
+        std::cerr << "stepgraph: " << error.what() << "\n";
+        return failed;
+    }
+}
