@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include <stepgraph/layouts/query_row.h>
@@ -16,8 +17,9 @@ constexpr int64_t int32_limit = std::numeric_limits<int32_t>::max();
 template <typename Value>
 void require(bool holds, const char* name, Value value, const std::string& must) {
     if (!holds) {
-        throw Error(ErrorCode::invalid_geometry,
-                    std::string("geometry: ") + name + " is " + std::to_string(value) + ", must be " + must);
+        std::ostringstream sentence;  // std::to_string would round a small k_norm_eps to 0
+        sentence << "geometry: " << name << " is " << value << ", must be " << must;
+        throw Error(ErrorCode::invalid_geometry, sentence.str());
     }
 }
 
