@@ -172,7 +172,7 @@ TEST(DecodeLayout, OfRandomRaggedStepsIsThatOfTheLoops) {
                 step.query_lens.back() = random.integer32(step.rows, most);
             }
             step.seq_lens.push_back(random.integer32(random.one_in(8) ? -10 : 0, longest));
-            for (int32_t& block : step.table.back()) {
+            for (int32_t& block : step.table[static_cast<size_t>(q)]) {
                 block = random.one_in(5) ? random.integer32(least, most) : block;
             }
         }
