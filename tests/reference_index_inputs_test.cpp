@@ -422,8 +422,8 @@ protected:
 };
 
 TEST_F(KeyNorm, IsLayerNormToOneStepOfBf16) {
-    // Rounding to the 8 bits of BF16 costs up to 2^-8 of the value. FP32 sums of 128 terms add less than 2^-16 of the largest
-    // magnitude, which is what is left of a value that the bias cancels.
+    // Rounding to the 8 bits of BF16 costs up to 2^-8 of the value. FP32 sums of 128 terms add less than 2^-16 of the
+    // largest magnitude, which is what is left of a value that the bias cancels.
     for (int trial = 0; trial < 200; ++trial) {
         Inputs in = random_inputs(random_, CacheFormat::fp8, 16, 1, 1);
         const float shift = random_.normal(2.0F);
