@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include <stepgraph/layouts/query_row.h>
@@ -16,8 +17,9 @@ constexpr int64_t int32_limit = std::numeric_limits<int32_t>::max();
 template <typename Value>
 void require(bool holds, const char* name, Value value, const std::string& must) {
     if (!holds) {
-        throw Error(ErrorCode::invalid_geometry,
-                    std::string("geometry: ") + name + " is " + std::to_string(value) + ", must be " + must);
+        std::ostringstream sentence;  // std::to_string would round a small k_norm_eps to 0
+        sentence << "geometry: " << name << " is " << value << ", must be " << must;
+        throw Error(ErrorCode::invalid_geometry, sentence.str());
     }
 }
 
@@ -25,7 +27,8 @@ void check_rows(const Geometry& g) {
     require(valid_heads(g.heads), "heads", g.heads, "16, 32 or 64");
     require(g.top_k >= 1 && g.top_k <= 4096, "top_k", g.top_k, "1 to 4096");
     require(g.max_rows >= 1, "max_rows", g.max_rows, "at least 1");
-    require(g.max_requests >= 1, "max_requests", g.max_requests, "at least 1");
+    require(g.max_requests >= 1 && g.max_requests < int32_limit, "max_requests", g.max_requests,
+            "1 to 2^31 - 2, for their starts are one more");
     require(int64_t{g.max_requests} * g.max_rows <= int32_limit, "max_requests * max_rows",
             int64_t{g.max_requests} * g.max_rows, "at most 2^31 - 1, for row numbers are 32-bit");
     require(int64_t{g.max_rows} * g.top_k <= int32_limit, "max_rows * top_k", int64_t{g.max_rows} * g.top_k,
