@@ -7,8 +7,10 @@ set(stepgraph_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/stepgraph)
 install(TARGETS stepgraph EXPORT stepgraph_targets
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY layouts pipeline DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY layouts DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph FILES_MATCHING PATTERN "*.h")
 install(FILES kernels/error.h kernels/export.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph/kernels)
+install(FILES pipeline/buffers.h pipeline/geometry.h pipeline/graph.h pipeline/pipeline.h
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph/pipeline)
 install(EXPORT stepgraph_targets NAMESPACE stepgraph:: FILE stepgraphTargets.cmake DESTINATION ${stepgraph_package_dir})
 
 configure_package_config_file(cmake/stepgraphConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/stepgraphConfig.cmake

@@ -8,13 +8,14 @@
 #include <random>
 #include <vector>
 
-#include <cuda_runtime_api.h>
 #include <unistd.h>
 
 #include <stepgraph/kernels/reference/project.h>
 
 #include "demo_device.h"
 #include "demo_model.h"
+#include "cuda_device.h"
+#include "reference_shape.h"
 #include "serving_batch.h"
 #include "step_checks.h"
 
@@ -33,25 +34,6 @@ Geometry demo_geometry(const DemoOptions& options) {
                      .pages = std::max(64, options.requests * 24),
                      .q_lora_rank = 128,
                      .hidden_size = 256});
-}
-
-reference::Shape shape_of(const Geometry& g, int rows) {
-    return {.format = g.cache_format,
-            .heads = g.heads,
-            .top_k = g.top_k,
-            .rows = rows,
-            .max_requests = g.max_requests,
-            .columns = g.block_table_columns,
-            .block_table_stride = g.block_table_stride,
-            .pages = g.pages,
-            .page_stride_bytes = g.page_stride_bytes,
-            .projected_columns = g.projected_columns,
-            .key_column = g.key_column,
-            .weight_column = g.weight_column,
-            .q_lora_rank = g.q_lora_rank,
-            .hidden_size = g.hidden_size,
-            .k_norm_eps = g.k_norm_eps,
-            .dcp = g.dcp};
 }
 
 /// A bar at the bottom of a terminal; nothing where the output goes elsewhere.
@@ -81,13 +63,6 @@ private:
     int steps_;
     bool shown_;
 };
-
-bool has_device() {
-    int devices = 0;
-    const bool found = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-    cudaGetLastError();
-    return found;
-}
 
 class Demo {
 public:
@@ -152,7 +127,7 @@ private:
     }
 
     std::string run_on_host() {
-        const reference::Shape shape = shape_of(geometry_, rows_);
+        const reference::Shape shape = reference_shape(geometry_, rows_);
         const auto begin = std::chrono::steady_clock::now();
         StepStatus status;
         const reference::Layout layout = reference::decode_layout(shape, step_inputs(), &status);
@@ -177,7 +152,7 @@ private:
     std::string run_on_device() {
         const DeviceStepResult result = device_->step(batch_, model_);
         microseconds_ = result.microseconds;
-        const reference::Shape shape = shape_of(geometry_, result.bucket);
+        const reference::Shape shape = reference_shape(geometry_, result.bucket);
         StepStatus status;
         const reference::Layout layout = reference::decode_layout(shape, step_inputs(), &status);
         for (size_t i = 0; i < result.layers.size(); ++i) {
@@ -287,13 +262,13 @@ private:
 }  // namespace
 
 int demo(const DemoOptions& options) {
-    const bool found = has_device();
-    if (options.device == "cuda" && !found) {
-        throw Error(ErrorCode::cuda, "--device cuda was asked for and there is no CUDA device");
+    if (options.device == Device::cuda) {
+        require_device("demo --device cuda", "leave --device out to see the reference on the host");
     }
+    const bool on_device = options.device != Device::cpu && why_no_device().empty();
     const uint64_t seed = options.seed != 0 ? options.seed : std::random_device{}();
     std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-    return Demo(options, seed, found && options.device != "cpu").run();
+    return Demo(options, seed, on_device).run();
 }
 
 }  // namespace stepgraph::tools

@@ -2,14 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include <stepgraph/layouts/cache_page.h>
+
+#include "run_command.h"
 
 namespace stepgraph::tools {
 
 struct DemoOptions {
-    std::string device = "auto";  // auto, cpu or cuda
+    Device device = Device::automatic;
     CacheFormat format = CacheFormat::fp8;
     int steps = 40;
     int layers = 4;

@@ -9,6 +9,7 @@
 
 #include <stepgraph/kernels/error.h>
 
+#include "demo_command.h"
 #include "graph_command.h"
 #include "info_command.h"
 #include "run_command.h"
@@ -43,6 +44,31 @@ void add_run(CLI::App& app, RunOptions& options, int& exit_code) {
     command->add_flag("--logits", options.logits, "Also write every logit");
     command->add_flag("--physical", options.physical, "Also write the winners' slots");
     command->callback([&options, &exit_code] { exit_code = run(options); });
+}
+
+void add_demo(CLI::App& app, DemoOptions& options, int& exit_code) {
+    CLI::App* command = app.add_subcommand("demo", "Decode a batch of requests from a trace and check every step");
+    command
+        ->add_option_function<std::string>(
+            "--device", [&options](const std::string& name) { options.device = device_named(name); },
+            "auto: the GPU where there is one, else the host")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->default_str("auto");
+    command
+        ->add_option_function<std::string>(
+            "--format", [&options](const std::string& name) { options.format = format_named(name).value(); },
+            "Pages of the key cache")
+        ->check(CLI::IsMember({"fp8", "fp8_mx", "mxfp4", "mxfp4_rowgroup"}))
+        ->default_str("fp8");
+    command->add_option("--steps", options.steps, "Steps to decode")->check(CLI::Range(1, 100000))->capture_default_str();
+    command->add_option("--layers", options.layers, "Layers of a step")->check(CLI::Range(1, 128))->capture_default_str();
+    command->add_option("--requests", options.requests, "Requests at a time")->check(CLI::Range(1, 64))->capture_default_str();
+    command->add_option("--top-k", options.top_k, "Positions selected per row")->check(CLI::Range(1, 4096))->capture_default_str();
+    command->add_option("--shrink", options.shrink, "What the trace's lengths are divided by")
+        ->check(CLI::Range(1, 100000))
+        ->capture_default_str();
+    command->add_option("--seed", options.seed, "Of all random data; 0: a fresh one")->capture_default_str();
+    command->callback([&options, &exit_code] { exit_code = demo(options); });
 }
 
 void add_shape(CLI::App& command, ModelShape& shape) {
@@ -82,10 +108,11 @@ int parse_and_run(int argc, char** argv) {
     app.require_subcommand(1);
     int exit_code = 0;
     RunOptions run_options;
+    DemoOptions demo_options;
     GraphOptions graph_options;
     ModelShape info_shape;
     add_run(app, run_options, exit_code);
-    // Another subcommand: its add_...() goes above this line and is called here.
+    add_demo(app, demo_options, exit_code);
     add_graph(app, graph_options, exit_code);
     add_info(app, info_shape, exit_code);
     try {

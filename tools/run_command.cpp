@@ -8,10 +8,12 @@
 #include <cuda_runtime_api.h>
 
 #include <stepgraph/kernels/reference/step.h>
+#include <stepgraph/pipeline/own_stream.h>
 #include <stepgraph/pipeline/pipeline.h>
 
 #include "cuda_device.h"
 #include "device_buffer.h"
+#include "reference_shape.h"
 
 namespace stepgraph::tools {
 namespace {
@@ -30,39 +32,6 @@ void clear_padding_slots(StepResults& results) {
     const auto live = std::min(static_cast<size_t>(results.starts.back()), results.slots.size());
     std::fill(results.slots.begin() + static_cast<std::ptrdiff_t>(live), results.slots.end(), -1);
 }
-
-reference::Shape reference_shape(const Geometry& g) {
-    return {.format = g.cache_format,
-            .heads = g.heads,
-            .top_k = g.top_k,
-            .rows = g.max_rows,
-            .max_requests = g.max_requests,
-            .columns = g.block_table_columns,
-            .block_table_stride = g.block_table_stride,
-            .pages = g.pages,
-            .page_stride_bytes = g.page_stride_bytes,
-            .projected_columns = g.projected_columns,
-            .key_column = g.key_column,
-            .weight_column = g.weight_column,
-            .q_lora_rank = g.q_lora_rank,
-            .hidden_size = g.hidden_size,
-            .k_norm_eps = g.k_norm_eps,
-            .dcp = g.dcp};
-}
-
-class Stream {
-public:
-    Stream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-    ~Stream() { cudaStreamDestroy(stream_); }
-    Stream(const Stream&) = delete;
-    Stream& operator=(const Stream&) = delete;
-
-    operator cudaStream_t() const { return stream_; }
-    void synchronise() const { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-
-private:
-    cudaStream_t stream_ = nullptr;
-};
 
 /// The case's tensors and the step's outputs in device memory.
 struct DeviceStep {
@@ -173,7 +142,7 @@ Device chosen_device(const RunOptions& options) {
 }  // namespace
 
 StepResults run_on_cpu(const Case& step, bool logits) {
-    const reference::Shape shape = reference_shape(step.geometry);
+    const reference::Shape shape = reference_shape(step.geometry, step.geometry.max_rows);
     const reference::StepInputs inputs{.seq_lens = step.seq_lens.data(),
                                        .query_lens = step.query_lens.data(),
                                        .num_requests = nullptr,
@@ -211,7 +180,7 @@ StepResults run_on_cuda(const Case& step, Launch launch, bool logits) {
     Pipeline pipeline(step.geometry);
     const DeviceStep device(step, pipeline.workspace_bytes(), logits);
     const LayerBuffers layer = device.layer_buffers();
-    const Stream stream;
+    const OwnStream stream;
     pipeline.bind(device.step_buffers(), {&layer, 1}, {device.workspace.data(), device.workspace.size()});
     // The stream does not wait for the copies and fills above, which went another way.
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

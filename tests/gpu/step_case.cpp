@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include <stepgraph/tools/reference_shape.h>
+
 namespace stepgraph::test {
 namespace {
 
@@ -148,25 +150,6 @@ void StepCase::set_table() {
     }
 }
 
-reference::Shape shape_of(const Geometry& g, int rows) {
-    return {.format = g.cache_format,
-            .heads = g.heads,
-            .top_k = g.top_k,
-            .rows = rows,
-            .max_requests = g.max_requests,
-            .columns = g.block_table_columns,
-            .block_table_stride = g.block_table_stride,
-            .pages = g.pages,
-            .page_stride_bytes = g.page_stride_bytes,
-            .projected_columns = g.projected_columns,
-            .key_column = g.key_column,
-            .weight_column = g.weight_column,
-            .q_lora_rank = g.q_lora_rank,
-            .hidden_size = g.hidden_size,
-            .k_norm_eps = g.k_norm_eps,
-            .dcp = g.dcp};
-}
-
 reference::StepInputs inputs_of(const StepCase& step) {
     return {.seq_lens = step.seq_lens.data(),
             .query_lens = step.query_lens.data(),
@@ -189,7 +172,7 @@ reference::LayerInputs inputs_of(LayerCase& layer) {
 }
 
 ExpectedStep expected_step(StepCase& step, int rows, bool all_logits) {
-    const reference::Shape shape = shape_of(step.geometry, rows);
+    const reference::Shape shape = tools::reference_shape(step.geometry, rows);
     ExpectedStep expected;
     expected.layout = reference::decode_layout(shape, inputs_of(step), &expected.status);
     for (LayerCase& layer : step.layers) {

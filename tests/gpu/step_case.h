@@ -70,7 +70,6 @@ struct ExpectedStep {
 };
 ExpectedStep expected_step(StepCase& step, int rows, bool all_logits);
 
-reference::Shape shape_of(const Geometry& geometry, int rows);
 reference::StepInputs inputs_of(const StepCase& step);
 reference::LayerInputs inputs_of(LayerCase& layer);
 
