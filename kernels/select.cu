@@ -75,8 +75,11 @@ __device__ void emit(const SelectArgs& args, int64_t row, int index, int positio
     const int64_t at = row * args.top_k + index;
     args.indices[at] = position;
     if (args.physical_slots != nullptr) {
-        const int32_t* blocks = args.block_table + args.row_request[row] * args.block_table_stride;
-        args.physical_slots[at] = position < 0 ? -1 : slot_of(blocks, position, args.pages);
+        int64_t slot = -1;
+        if (position >= 0) {
+            slot = slot_of(args.block_table + args.row_request[row] * args.block_table_stride, position, args.pages);
+        }
+        args.physical_slots[at] = slot;
     }
     if (args.winner_logits != nullptr) {
         args.winner_logits[at] = position < 0 ? -INFINITY : logits[position];

@@ -11,7 +11,7 @@
 
 namespace stepgraph::tools {
 
-/// `size()` elements of device memory. Movable, not copyable. Every member synchronises. Throws Error(cuda).
+/// `size()` elements of device memory. Movable, not copyable. Copies and fills are complete on return. Throws Error(cuda).
 template <typename Element>
 class DeviceBuffer {
 public:
@@ -38,16 +38,24 @@ public:
     /// Copies the first host.size() elements; host.size() <= size().
     void upload(const std::vector<Element>& host) {
         check_cuda(cudaMemcpy(data_, host.data(), host.size() * sizeof(Element), cudaMemcpyHostToDevice), "cudaMemcpy");
+        synchronise();
     }
     [[nodiscard]] std::vector<Element> download() const {
+        synchronise();
         std::vector<Element> host(size_);
         check_cuda(cudaMemcpy(host.data(), data_, size_ * sizeof(Element), cudaMemcpyDeviceToHost), "cudaMemcpy");
         return host;
     }
     /// Fills with a byte that no result has everywhere, so that what was not written shows.
-    void poison(int byte = 0xA5) { check_cuda(cudaMemset(data_, byte, size_ * sizeof(Element)), "cudaMemset"); }
+    void poison(int byte = 0xA5) {
+        check_cuda(cudaMemset(data_, byte, size_ * sizeof(Element)), "cudaMemset");
+        synchronise();
+    }
 
 private:
+    /// Copies of pageable memory and fills may return before they are done, and streams of ours do not wait for them.
+    static void synchronise() { check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
     Element* data_ = nullptr;
     size_t size_ = 0;
 };

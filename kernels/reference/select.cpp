@@ -27,6 +27,11 @@ std::vector<int32_t> winners_of_row(const float* logits, int end, int top_k) {
     return positions;
 }
 
+/// Block table row of a row that belongs to a request.
+const int32_t* blocks_of(const SelectArgs& args, int64_t row) {
+    return args.block_table + args.row_request[row] * args.block_table_stride;
+}
+
 }  // namespace
 
 void select(const SelectArgs& args) {
@@ -42,8 +47,7 @@ void select(const SelectArgs& args) {
             const int32_t position = i < won ? winners[static_cast<size_t>(i)] : -1;
             args.indices[at] = position;
             if (args.physical_slots != nullptr) {
-                const int32_t* blocks = args.block_table + args.row_request[row] * args.block_table_stride;
-                args.physical_slots[at] = position < 0 ? -1 : slot_of(blocks, position, args.pages);
+                args.physical_slots[at] = position < 0 ? -1 : slot_of(blocks_of(args, row), position, args.pages);
             }
             if (args.winner_logits != nullptr) {
                 args.winner_logits[at] = position < 0 ? -std::numeric_limits<float>::infinity() : logits[position];
