@@ -36,7 +36,7 @@ Layout make_layout(int64_t rows, int64_t columns) {
     return Layout(layout);
 }
 
-/// A stream of this process alone, in capture while the object lives; end() gives the graph.
+/// A stream of this process alone, in capture until it is asked what it captured.
 class TrialCapture {
 public:
     TrialCapture() {
@@ -48,7 +48,7 @@ public:
         }
     }
     ~TrialCapture() {
-        cudaStreamEndCapture(stream_, &graph_);
+        end();
         if (graph_ != nullptr) {
             cudaGraphDestroy(graph_);
         }
@@ -61,13 +61,11 @@ public:
 
     /// Whether what was captured is one kernel.
     bool ends_as_one_kernel() {
-        if (cudaStreamEndCapture(stream_, &graph_) != cudaSuccess || graph_ == nullptr) {
-            return false;
-        }
+        end();
         size_t nodes = 0;
         cudaGraphNodeType type{};
         cudaGraphNode_t node{};
-        if (cudaGraphGetNodes(graph_, nullptr, &nodes) != cudaSuccess || nodes != 1) {
+        if (graph_ == nullptr || cudaGraphGetNodes(graph_, nullptr, &nodes) != cudaSuccess || nodes != 1) {
             return false;
         }
         return cudaGraphGetNodes(graph_, &node, &nodes) == cudaSuccess && cudaGraphNodeGetType(node, &type) == cudaSuccess &&
@@ -75,8 +73,16 @@ public:
     }
 
 private:
+    void end() {
+        if (capturing_) {
+            capturing_ = false;
+            cudaStreamEndCapture(stream_, &graph_);  // no graph where it failed
+        }
+    }
+
     cudaStream_t stream_ = nullptr;
     cudaGraph_t graph_ = nullptr;
+    bool capturing_ = true;
 };
 
 struct Plan {

@@ -166,12 +166,16 @@ void prepare_score(int heads) {
     prepare_kernel(score_kernel, "score", SharedMap::bytes(heads));
 }
 
-int score_blocks() {
+int score_blocks(int heads) {
     int device = 0;
     int processors = 0;
+    int blocks = 0;
+    prepare_score(heads);
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    return 2 * processors;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, score_kernel, threads, SharedMap::bytes(heads)),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return blocks * processors;
 }
 
 }  // namespace stepgraph

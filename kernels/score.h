@@ -42,7 +42,8 @@ struct ScoreArgs {
 void score(const ScoreArgs& args, int blocks, LaunchContext context);
 void prepare_score(int heads);
 
-/// Blocks that fill the current device. Throws Error.
-int score_blocks();
+/// Blocks that the current device holds at once. A grid of fewer would leave it to chance how many share a multiprocessor
+/// when some are still busy with the kernel before. Throws Error.
+int score_blocks(int heads);
 
 }  // namespace stepgraph

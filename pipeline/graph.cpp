@@ -143,7 +143,7 @@ void CapturedGraph::launch(cudaStream_t stream) const {
 
 std::vector<GraphNode> CapturedGraph::nodes() const {
     std::vector<GraphNode> nodes;
-    for (const cudaGraphNode_t node : handles(graph_)) {
+    for (cudaGraphNode_t node : handles(graph_)) {
         cudaGraphNodeType type{};
         check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
         nodes.push_back({type, node_name(node, type)});

@@ -280,7 +280,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .layers = {layers.begin(), layers.end()},
                                                .work = lay_out_workspace(geometry, parts_->tile_rows, workspace.data),
                                                .unscored_bound = all_logits ? 0 : geometry.top_k,
-                                               .score_blocks = stepgraph::score_blocks(),
+                                               .score_blocks = stepgraph::score_blocks(geometry.heads),
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
                                                .graphs = {}});

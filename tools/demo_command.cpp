@@ -12,9 +12,9 @@
 
 #include <stepgraph/kernels/reference/project.h>
 
+#include "cuda_device.h"
 #include "demo_device.h"
 #include "demo_model.h"
-#include "cuda_device.h"
 #include "reference_shape.h"
 #include "serving_batch.h"
 #include "step_checks.h"
@@ -101,7 +101,7 @@ private:
         model_.draw_activations();
         rows_ = batch_.rows();
         keys_ = batch_.keys();
-        const std::string wrong = device_ != nullptr ? run_on_device() : run_on_host();
+        std::string wrong = device_ != nullptr ? run_on_device() : run_on_host();
         batch_.end_step();
         return wrong;
     }

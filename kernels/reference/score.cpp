@@ -12,7 +12,7 @@ namespace {
 /// The query of one row, column-major: [128][heads], so that the loop over heads is the innermost and vectorises without
 /// changing the order in which the columns of a dot product are added.
 std::vector<float> query_of_row(const ScoreArgs& args, int row) {
-    std::vector<float> query(static_cast<size_t>(head_dim * args.heads));
+    std::vector<float> query(static_cast<size_t>(head_dim) * static_cast<size_t>(args.heads));
     for (int head = 0; head < args.heads; ++head) {
         for (int c = 0; c < head_dim; ++c) {
             query[static_cast<size_t>(c * args.heads + head)] =

@@ -20,6 +20,9 @@ protected:
     void SetUp() override;
 };
 
+/// Whether the kernels were compiled for sm_90 or newer: those for older ones hold no wait and get no programmatic edges.
+bool compiled_with_programmatic_launch();
+
 /// Which outputs a test asks for; `logits` and `winner_logits` make every row scored.
 struct Wanted {
     bool logits = true;

@@ -118,7 +118,8 @@ TEST_F(StepGraph, HoldsExactlyTheNodesAndEdgesThatItsNumbersGive) {
                     for (const int rows : {5, 40}) {
                         const CapturedGraph& graph = device.pipeline().graph(rows);
                         const int tiles = tile_count(rows, 16);
-                        EXPECT_EQ(edges_of(graph), expected_edges(layers, tiles, projects, engine_between, programmatic));
+                        EXPECT_EQ(edges_of(graph), expected_edges(layers, tiles, projects, engine_between,
+                                                                  programmatic && compiled_with_programmatic_launch()));
                         const auto per_layer =
                             static_cast<size_t>((projects ? 2 : 0) + 1 + 2 * tiles + (engine_between ? 1 : 0));
                         EXPECT_EQ(graph.nodes().size(), 4 + static_cast<size_t>(layers) * per_layer);
