@@ -308,7 +308,6 @@ TEST(BindErrors, OrdinaryHostMemoryIsNotTaken) {
 }
 
 // ---- calls out of order
-// ----------------------------------------------------------------------------------------------------
 
 class BeforeBind : public ::testing::Test {
 protected:

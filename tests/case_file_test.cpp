@@ -49,7 +49,6 @@ std::string refusal_of_metadata(const std::string& key, const std::string& value
 }
 
 // ---- cases as they are
-// -----------------------------------------------------------------------------------------------------
 TEST(CaseFile, GivesTheGeometryOfItsTensors) {
     const Case step = load_case(case_path("fp8_dcp_rank1_of_2"));
     EXPECT_EQ(step.geometry.max_rows, 6);
@@ -99,7 +98,6 @@ TEST(CaseFile, TakesWrongDataForTheStagesToSkip) {
 }
 
 // ---- tensors
-// ---------------------------------------------------------------------------------------------------------------
 struct Wrong {
     const char* case_name;
     const char* tensor;
@@ -201,7 +199,6 @@ TEST(CaseFile, RefusesBothOrNeitherOfProjectionsAndTheirInputs) {
 }
 
 // ---- metadata
-// --------------------------------------------------------------------------------------------------------------
 TEST(CaseFile, NamesEveryMetadataKeyThatIsMissing) {
     for (const char* key : {"format_version", "heads", "topk", "eps", "cache_format", "max_model_len", "page_stride",
                             "key_column", "weight_column", "dcp_rank", "dcp_world_size", "dcp_interleave"}) {
@@ -253,7 +250,6 @@ TEST(CaseFile, RefusesAGeometryThatThePipelineWouldRefuse) {
 }
 
 // ---- damaged bytes
-// ---------------------------------------------------------------------------------------------------------
 std::vector<uint8_t> bytes_of(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
@@ -292,7 +288,6 @@ TEST(CaseFile, LoadsOrIsRefusedWhateverBytesAreFlippedOrCutOff) {
 }
 
 // ---- the command
-// -----------------------------------------------------------------------------------------------------------
 struct Ended {
     int exit_code;
     std::string printed;  // standard output and error

@@ -442,7 +442,6 @@ TEST(DecodeLayout, OfThousandsOfRequestsIsThatOfTheLoops) {
 }
 
 // ---- context parallelism
-// ---------------------------------------------------------------------------------------------------
 
 constexpr int interleaves[] = {1, 2, 16, 64};
 

@@ -316,7 +316,6 @@ TEST(ValidGeometry, TakesTheModelsServed) {
 }
 
 // ---- tiles and workspace
-// ---------------------------------------------------------------------------------------------------
 
 TEST(TileRows, AreTheDefaultOrTheWishAndNeverMoreThanTheRows) {
     Geometry geometry = valid_geometry();

@@ -121,7 +121,6 @@ Outputs computed(const Inputs& in) {
 }
 
 // ---- the oracle
-// ------------------------------------------------------------------------------------------------------------
 
 /// 128 values quantised: one code a column and one scale a block, the scale of an FP8 block as its exponent.
 struct Quantised {
@@ -287,7 +286,6 @@ void expect_by_definition(const Inputs& in) {
 }
 
 // ---- tests
-// -----------------------------------------------------------------------------------------------------------------
 
 class IndexInputs : public ::testing::TestWithParam<std::tuple<CacheFormat, int>> {
 protected:

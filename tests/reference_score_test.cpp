@@ -162,7 +162,6 @@ std::vector<float> scored(const Case& c, StepStatus* status) {
 }
 
 // ---- the oracle
-// ------------------------------------------------------------------------------------------------------------
 
 double query_value_at(const Case& c, int row, int head, int column) {
     const int byte = c.query[static_cast<size_t>(test::query_payload_at(c.format, c.heads, row, head, column))];
@@ -241,7 +240,6 @@ void expect_by_definition(Case& c) {
 }
 
 // ---- tests
-// -----------------------------------------------------------------------------------------------------------------
 
 class Score : public ::testing::TestWithParam<std::tuple<CacheFormat, int>> {
 protected:

@@ -260,7 +260,6 @@ TEST_F(Select, GivesARowTheSameAnswerAloneAndAmongOthers) {
 }
 
 // ---- what is read and what is written
-// --------------------------------------------------------------------------------------
 
 /// One row of `end` positions whose logits and table end where they must; null stands for an output that is not wanted.
 struct OneRow {

@@ -62,8 +62,12 @@ void add_demo(CLI::App& app, DemoOptions& options, int& exit_code) {
         ->default_str("fp8");
     command->add_option("--steps", options.steps, "Steps to decode")->check(CLI::Range(1, 100000))->capture_default_str();
     command->add_option("--layers", options.layers, "Layers of a step")->check(CLI::Range(1, 128))->capture_default_str();
-    command->add_option("--requests", options.requests, "Requests at a time")->check(CLI::Range(1, 64))->capture_default_str();
-    command->add_option("--top-k", options.top_k, "Positions selected per row")->check(CLI::Range(1, 4096))->capture_default_str();
+    command->add_option("--requests", options.requests, "Requests at a time")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    command->add_option("--top-k", options.top_k, "Positions selected per row")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
     command->add_option("--shrink", options.shrink, "What the trace's lengths are divided by")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
