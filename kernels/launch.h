@@ -40,7 +40,8 @@ template <typename... Parameters>
 void prepare_kernel(void (*kernel)(Parameters...), const char* name, size_t shared_bytes = 0) {
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), name);
-    if (shared_bytes > 48 * 1024) {
+    // Raised and never lowered: another pipeline may already count on more.
+    if (shared_bytes > static_cast<size_t>(attributes.maxDynamicSharedSizeBytes)) {
         check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes)),
                    name);

@@ -89,7 +89,6 @@ struct Plan {
     int rows;
     Layout x;
     Layout out;
-    cublasLtMatmulAlgo_t algorithm;
 };
 
 }  // namespace
@@ -100,9 +99,11 @@ struct Product::State {
     Operation operation;
     Layout w;
     std::vector<Plan> plans;  // by ascending rows
+    cublasLtMatmulAlgo_t algorithm{};
 
     State(ProductShape s, int max_rows);
-    void add_plan(int rows);
+    void choose_algorithm();
+    [[nodiscard]] bool is_one_kernel_everywhere() const;
     cublasStatus_t matmul(const Plan& plan, const void* x, const void* weights, void* out, void* workspace,
                           cudaStream_t stream) const;
 };
@@ -122,14 +123,13 @@ Product::State::State(ProductShape s, int max_rows) : shape(s) {
     w = make_layout(shape.depth, shape.columns);
 
     for (int rows = 1; rows < max_rows; rows *= 2) {
-        add_plan(rows);
+        plans.push_back({rows, make_layout(shape.depth, rows), make_layout(shape.columns, rows)});
     }
-    add_plan(max_rows);
+    plans.push_back({max_rows, make_layout(shape.depth, max_rows), make_layout(shape.columns, max_rows)});
+    choose_algorithm();
 }
 
-void Product::State::add_plan(int rows) {
-    Plan plan{rows, make_layout(shape.depth, rows), make_layout(shape.columns, rows), {}};
-
+void Product::State::choose_algorithm() {
     cublasLtMatmulPreference_t raw = nullptr;
     check_cublas(cublasLtMatmulPreferenceCreate(&raw), "cublasLtMatmulPreferenceCreate");
     const Preference preference(raw);
@@ -145,25 +145,32 @@ void Product::State::add_plan(int rows) {
         set(attribute, uint32_t{16});
     }
 
+    const Plan& largest = plans.back();
     std::array<cublasLtMatmulHeuristicResult_t, 16> candidates{};
     int found = 0;
-    check_cublas(
-        cublasLtMatmulAlgoGetHeuristic(handle.get(), operation.get(), w.get(), plan.x.get(), plan.out.get(), plan.out.get(),
-                                       preference.get(), static_cast<int>(candidates.size()), candidates.data(), &found),
-        "cublasLtMatmulAlgoGetHeuristic");
-    // A trial launches nothing: the addresses only have to look like aligned ones.
-    void* const aligned = reinterpret_cast<void*>(uintptr_t{1} << 20U);
+    check_cublas(cublasLtMatmulAlgoGetHeuristic(handle.get(), operation.get(), w.get(), largest.x.get(), largest.out.get(),
+                                                largest.out.get(), preference.get(), static_cast<int>(candidates.size()),
+                                                candidates.data(), &found),
+                 "cublasLtMatmulAlgoGetHeuristic");
     for (int i = 0; i < found; ++i) {
-        plan.algorithm = candidates[static_cast<size_t>(i)].algo;
-        TrialCapture trial;
-        const cublasStatus_t status = matmul(plan, aligned, aligned, aligned, aligned, trial.stream());
-        if (trial.ends_as_one_kernel() && status == CUBLAS_STATUS_SUCCESS) {
-            plans.push_back(std::move(plan));
+        algorithm = candidates[static_cast<size_t>(i)].algo;
+        if (is_one_kernel_everywhere()) {
             return;
         }
     }
-    throw Error(ErrorCode::cublas, "cuBLASLt has no single-kernel algorithm for " + std::to_string(rows) + " rows of " +
-                                       std::to_string(shape.columns) + " columns and depth " + std::to_string(shape.depth));
+    throw Error(ErrorCode::cublas, "cuBLASLt has no single-kernel algorithm for 1 to " + std::to_string(largest.rows) +
+                                       " rows of " + std::to_string(shape.columns) + " columns and depth " +
+                                       std::to_string(shape.depth));
+}
+
+bool Product::State::is_one_kernel_everywhere() const {
+    // A trial launches nothing: the addresses only have to look like aligned ones.
+    void* const aligned = reinterpret_cast<void*>(uintptr_t{1} << 20U);
+    return std::all_of(plans.begin(), plans.end(), [this, aligned](const Plan& plan) {
+        TrialCapture trial;
+        const cublasStatus_t status = matmul(plan, aligned, aligned, aligned, aligned, trial.stream());
+        return trial.ends_as_one_kernel() && status == CUBLAS_STATUS_SUCCESS;
+    });
 }
 
 cublasStatus_t Product::State::matmul(const Plan& plan, const void* x, const void* weights, void* out, void* workspace,
@@ -171,7 +178,7 @@ cublasStatus_t Product::State::matmul(const Plan& plan, const void* x, const voi
     const float one = 1.0F;
     const float zero = 0.0F;
     return cublasLtMatmul(handle.get(), operation.get(), &one, weights, w.get(), x, plan.x.get(), &zero, out, plan.out.get(),
-                          out, plan.out.get(), &plan.algorithm, workspace, product_workspace_bytes, stream);
+                          out, plan.out.get(), &algorithm, workspace, product_workspace_bytes, stream);
 }
 
 Product::Product(ProductShape shape, int max_rows) {

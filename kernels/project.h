@@ -21,12 +21,13 @@ struct ProductShape {
 /// Bytes of workspace that a product is given, 256-byte aligned.
 inline constexpr size_t product_workspace_bytes = size_t{32} << 20U;
 
-/// Products of one shape for every row count up to `max_rows`, with the algorithms chosen ahead.
+/// Products of one shape for every row count up to `max_rows`, all by one algorithm: a row's bits do not depend on how many
+/// others there are.
 ///
-/// Construction asks cuBLASLt for its algorithms and captures each into a graph that is thrown away: that loads the kernels
-/// and shows that a product is one kernel and nothing else. Row counts are served by the next power of two (at most
-/// max_rows), so x and out hold max_rows rows; what stands in rows behind the wanted ones is overwritten.
-/// Movable, not copyable. Throws Error(cublas) or Error(cuda).
+/// Construction asks cuBLASLt for its algorithms for `max_rows` and tries them in captures that are thrown away: that loads
+/// the kernels and shows that a product is one kernel and nothing else. Row counts are served by the next power of two (at
+/// most max_rows), so x and out hold max_rows rows; what stands in rows behind the wanted ones is overwritten. Movable, not
+/// copyable. Throws Error(cublas) or Error(cuda).
 class Product {
 public:
     Product(ProductShape shape, int max_rows);

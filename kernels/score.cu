@@ -162,15 +162,15 @@ void score(const ScoreArgs& args, int blocks, LaunchContext context) {
     launch(score_kernel, "score", context, static_cast<unsigned>(blocks), threads, SharedMap::bytes(args.heads), args);
 }
 
-void prepare_score(int heads) {
-    prepare_kernel(score_kernel, "score", SharedMap::bytes(heads));
+void prepare_score() {
+    prepare_kernel(score_kernel, "score", SharedMap::bytes(64));
 }
 
 int score_blocks(int heads) {
     int device = 0;
     int processors = 0;
     int blocks = 0;
-    prepare_score(heads);
+    prepare_score();
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, score_kernel, threads, SharedMap::bytes(heads)),

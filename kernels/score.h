@@ -40,7 +40,7 @@ struct ScoreArgs {
 /// FP32 sums over the columns, then over the heads, left to right: bit-equal to reference::score(), whatever the batch or
 /// tile. `blocks`: the most blocks worth launching on this device, see score_blocks(). Throws Error.
 void score(const ScoreArgs& args, int blocks, LaunchContext context);
-void prepare_score(int heads);
+void prepare_score();  ///< for every head count
 
 /// Blocks that the current device holds at once. A grid of fewer would leave it to chance how many share a multiprocessor
 /// when some are still busy with the kernel before. Throws Error.

@@ -1,7 +1,7 @@
 #include "decode_layout.h"
 
 #include <algorithm>
-#include <new>
+#include <stdexcept>
 
 #include <thrust/execution_policy.h>
 #include <thrust/for_each.h>
@@ -108,7 +108,7 @@ public:
     char* allocate(std::ptrdiff_t bytes) {
         const size_t taken = (static_cast<size_t>(bytes) + 255) / 256 * 256;
         if (taken > left_) {
-            throw std::bad_alloc();
+            throw std::runtime_error("the scan asks for more temporary memory than the workspace has for it");
         }
         char* slice = next_;
         next_ += taken;

@@ -10,7 +10,8 @@ namespace stepgraph {
 /// Counters of data that was skipped, cumulative since bind or the engine's reset, modulo 2^32. Wrong data never faults and
 /// never touches memory outside the buffers.
 struct StepStatus {
-    /// Key slots at or past the cache's end, and derived slots whose position or block lies outside table or cache.
+    /// Slots of the engine at or past the cache's end (once a layer), and derived slots whose position or block lies outside
+    /// table or cache (once a step).
     uint32_t invalid_slots = 0;
     /// Block table entries outside [0, pages) that the scorer met: once per request, column and layer. Entries of requests
     /// that need no logits (every bound <= top_k and none asked for) are not looked at.

@@ -13,6 +13,7 @@ namespace stepgraph {
 namespace {
 
 constexpr int64_t int32_limit = std::numeric_limits<int32_t>::max();
+constexpr int64_t most_positions = int64_t{1} << 30;  // what a block steps over at its end still fits 32 bits
 
 template <typename Value>
 void require(bool holds, const char* name, Value value, const std::string& must) {
@@ -36,10 +37,12 @@ void check_rows(const Geometry& g) {
 }
 
 void check_lengths(const Geometry& g) {
-    require(g.block_table_columns >= 1 && g.width() <= int32_limit, "block_table_columns", g.block_table_columns,
-            "1 to 33554431, for positions are 32-bit");
+    require(g.block_table_columns >= 1 && g.width() <= most_positions, "block_table_columns", g.block_table_columns,
+            "1 to 16777216, for positions are 32-bit");
     require(g.block_table_stride >= g.block_table_columns, "block_table_stride", g.block_table_stride,
             "0 or at least block_table_columns (" + std::to_string(g.block_table_columns) + ")");
+    require(g.block_table_stride <= std::numeric_limits<int64_t>::max() / 4 / g.max_requests, "block_table_stride",
+            g.block_table_stride, "such that the table's bytes fit 63 bits");
     require(g.dcp.world_size >= 1, "dcp.world_size", g.dcp.world_size, "at least 1");
     require(g.dcp.rank >= 0 && g.dcp.rank < g.dcp.world_size, "dcp.rank", g.dcp.rank,
             "0 to world_size - 1 (" + std::to_string(g.dcp.world_size - 1) + ")");
@@ -64,8 +67,8 @@ void check_cache(const Geometry& g) {
 }
 
 void check_projection(const Geometry& g) {
-    require(g.q_lora_rank >= 0 && g.q_lora_rank % 64 == 0, "q_lora_rank", g.q_lora_rank, "0 or a positive multiple of 64");
-    require(g.hidden_size >= 0 && g.hidden_size % 64 == 0, "hidden_size", g.hidden_size, "0 or a positive multiple of 64");
+    require(g.q_lora_rank >= 0 && g.q_lora_rank % 8 == 0, "q_lora_rank", g.q_lora_rank, "0 or a positive multiple of 8");
+    require(g.hidden_size >= 0 && g.hidden_size % 8 == 0, "hidden_size", g.hidden_size, "0 or a positive multiple of 8");
     require((g.q_lora_rank == 0) == (g.hidden_size == 0), "hidden_size", g.hidden_size,
             g.q_lora_rank == 0 ? "0 where q_lora_rank is 0: both projections are made here or neither"
                                : "above 0 where q_lora_rank is: both projections are made here or neither");
@@ -107,10 +110,10 @@ int resolve_tile_rows(const Geometry& g, const Options& options) {
     const int64_t wanted =
         options.tile_rows != 0 ? options.tile_rows : default_tile_rows(g.max_model_len, g.width(), g.top_k, g.heads);
     const int64_t tile = std::min<int64_t>(wanted, g.max_rows);
-    if (tile * g.block_table_columns > int32_limit) {
+    if (tile * g.block_table_columns > most_positions) {
         throw Error(ErrorCode::invalid_geometry, "options: tile_rows is " + std::to_string(tile) +
-                                                     ", must be at most 2^31 / block_table_columns (" +
-                                                     std::to_string(int32_limit / g.block_table_columns) +
+                                                     ", must be at most 2^30 / block_table_columns (" +
+                                                     std::to_string(most_positions / g.block_table_columns) +
                                                      "), for a tile's pages are counted in 32 bits");
     }
     return static_cast<int>(tile);

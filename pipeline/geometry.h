@@ -24,8 +24,8 @@ struct Geometry {
     int64_t pages = 0;              ///< pages of each layer's cache
     int64_t page_stride_bytes = 0;  ///< from one page to the next, a multiple of 4; 0: the format's own bytes
 
-    int q_lora_rank = 0;  ///< columns of q_c, a multiple of 64; 0 together with hidden_size: the engine projects
-    int hidden_size = 0;  ///< columns of hidden, a multiple of 64
+    int q_lora_rank = 0;  ///< columns of q_c, a multiple of 8; 0 together with hidden_size: the engine projects
+    int hidden_size = 0;  ///< columns of hidden, a multiple of 8
 
     int projected_columns = 0;     ///< columns of the packed row; 0: key and weights alone, 128 + heads
     int key_column = 0;            ///< first of the 128 key columns in the packed row

@@ -8,6 +8,7 @@
 #include <cuda.h>
 #include <cxxabi.h>
 
+#include "capture_mode.h"
 #include "own_stream.h"
 
 namespace stepgraph {
@@ -118,6 +119,7 @@ CapturedGraph CapturedGraph::capture(const std::function<void(cudaStream_t)>& en
         cudaGetLastError();  // an ended capture's error is not the caller's next one
         throw;
     }
+    const UnhinderedByOtherCaptures unhindered;
     const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
     if (ended != cudaSuccess || graph == nullptr) {
         cudaGetLastError();

@@ -5,12 +5,17 @@
 
 #include <stepgraph/kernels/error.h>
 
+#include "capture_mode.h"
+
 namespace stepgraph {
 
 /// Does not synchronise with the legacy default stream, so that an engine's work there is left alone. Throws Error(cuda).
 class OwnStream {
 public:
-    OwnStream() { check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+    OwnStream() {
+        const UnhinderedByOtherCaptures unhindered;
+        check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    }
     ~OwnStream() { cudaStreamDestroy(stream_); }
     OwnStream(const OwnStream&) = delete;
     OwnStream& operator=(const OwnStream&) = delete;

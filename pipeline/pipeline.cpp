@@ -13,6 +13,7 @@
 #include <stepgraph/kernels/select.h>
 #include <stepgraph/layouts/tiles.h>
 
+#include "capture_mode.h"
 #include "check_buffers.h"
 #include "own_stream.h"
 #include "workspace.h"
@@ -59,10 +60,12 @@ struct Pipeline::Bound {
     std::optional<Product> query_product;
     std::optional<Product> packed_product;
     std::map<int, CapturedGraph> graphs;  // by bucket
+    mutable int layout_rows = 0;          // that the last layout was enqueued for; 0: none was
 
     [[nodiscard]] LaunchContext on(cudaStream_t stream) const { return {stream, options.programmatic_edges}; }
     [[nodiscard]] const int64_t* slots() const { return step.slots != nullptr ? step.slots : work.slots; }
     void check_rows(int rows) const;
+    void check_layout(int rows) const;
     const LayerBuffers& checked_layer(int layer) const;
 
     void enqueue_layout(int rows, cudaStream_t stream) const;
@@ -71,6 +74,7 @@ struct Pipeline::Bound {
     void enqueue_tile(const LayerBuffers& layer, int rows, int tile_begin, cudaStream_t stream) const;
     void enqueue_behind_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
     void enqueue_step(int rows, const AfterLayer& after_layer, Branch& branch, cudaStream_t stream) const;
+    static void call_engine(const AfterLayer& after_layer, int layer, int rows, cudaStream_t stream);
 };
 
 struct Pipeline::Parts {
@@ -79,6 +83,13 @@ struct Pipeline::Parts {
     int tile_rows;
     size_t workspace_bytes;
     std::unique_ptr<Bound> bound;
+    bool capturing = false;
+
+    void refuse_in_callback(const char* call) const {
+        if (capturing) {
+            throw Error(ErrorCode::wrong_order, std::string(call) + " was called from after_layer, must not be");
+        }
+    }
 
     Bound& bound_for(const char* call) const {
         if (bound == nullptr) {
@@ -88,10 +99,35 @@ struct Pipeline::Parts {
     }
 };
 
+/// While it lives, the pipeline is being captured; what was enqueued into the graph is no layout of the eager kind.
+class Pipeline::Capturing {
+public:
+    explicit Capturing(Parts& parts) : parts_(parts) { parts_.capturing = true; }
+    ~Capturing() {
+        parts_.capturing = false;
+        parts_.bound->layout_rows = 0;
+    }
+    Capturing(const Capturing&) = delete;
+    Capturing& operator=(const Capturing&) = delete;
+
+private:
+    Parts& parts_;
+};
+
 void Pipeline::Bound::check_rows(int rows) const {
     if (rows < 1 || rows > geometry.max_rows) {
         throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) + ", must be 1 to max_rows (" +
                                                  std::to_string(geometry.max_rows) + ")");
+    }
+}
+
+void Pipeline::Bound::check_layout(int rows) const {
+    if (layout_rows == 0) {
+        throw Error(ErrorCode::wrong_order, "enqueue_layer was called before enqueue_layout, must follow it");
+    }
+    if (layout_rows != rows) {
+        throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) + ", must be " + std::to_string(layout_rows) +
+                                                 ", for which the layout was enqueued");
     }
 }
 
@@ -105,6 +141,7 @@ const LayerBuffers& Pipeline::Bound::checked_layer(int layer) const {
 }
 
 void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
+    layout_rows = rows;
     cudaGetLastError();  // Thrust would take an error that an earlier call of this thread left for its own
     try {
         decode_layout_device({.seq_lens = step.seq_lens,
@@ -123,7 +160,7 @@ void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
                               .slots = step.slots != nullptr ? nullptr : work.slots,
                               .status = work.status},
                              work.layout_temporaries, work.layout_temporary_bytes, stream);
-    } catch (const std::exception& failure) {  // Thrust reports in exceptions of its own
+    } catch (const std::runtime_error& failure) {  // Thrust reports in exceptions of its own
         throw Error(ErrorCode::cuda, std::string("decode layout failed: ") + failure.what());
     }
     schedule({.row_request = work.row_request,
@@ -236,8 +273,20 @@ void Pipeline::Bound::enqueue_step(int rows, const AfterLayer& after_layer, Bran
         }
         enqueue_behind_projections(buffers, rows, stream);
         if (after_layer) {
-            after_layer(layer, stream);
+            call_engine(after_layer, layer, rows, stream);
         }
+    }
+}
+
+void Pipeline::Bound::call_engine(const AfterLayer& after_layer, int layer, int rows, cudaStream_t stream) {
+    cudaGetLastError();
+    after_layer(layer, rows, stream);
+    // A launch that failed is missing from the graph, and nothing else would say so.
+    const cudaError_t left = cudaGetLastError();
+    if (left != cudaSuccess) {
+        throw Error(ErrorCode::invalid_capture, "after_layer left the CUDA error " + std::string(cudaGetErrorName(left)) +
+                                                    " behind for layer " + std::to_string(layer) + " of bucket " +
+                                                    std::to_string(rows) + ": " + cudaGetErrorString(left));
     }
 }
 
@@ -266,8 +315,10 @@ size_t Pipeline::workspace_bytes() const noexcept {
 }
 
 void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace) {
+    parts_->refuse_in_callback("bind");
     const Geometry& geometry = parts_->geometry;
     check_addresses(geometry, step, layers, workspace, parts_->workspace_bytes);
+    const UnhinderedByOtherCaptures unhindered;
     check_device_memory(step, layers, workspace);
 
     const bool all_logits = std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) {
@@ -286,7 +337,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .graphs = {}});
     prepare_schedule();
     prepare_index_inputs();
-    prepare_score(geometry.heads);
+    prepare_score();
     prepare_select();
     if (std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) { return layer.iq == nullptr; })) {
         bound->query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);
@@ -297,14 +348,17 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
     static_cast<void>(
         CapturedGraph::capture([&](cudaStream_t trial) { bound->enqueue_step(geometry.max_rows, nullptr, branch, trial); },
                                cudaStreamCaptureModeRelaxed));
+    // Status and layout: before its first layout a pipeline has no live row.
     const OwnStream stream;
-    check_cuda(cudaMemsetAsync(bound->work.status, 0, sizeof(StepStatus), stream), "cudaMemsetAsync");
+    check_cuda(cudaMemsetAsync(workspace.data, 0, bound->work.layout_bytes, stream), "cudaMemsetAsync");
     stream.synchronise();
+    bound->layout_rows = 0;
     parts_->bound = std::move(bound);
 }
 
 void Pipeline::capture(std::vector<int> buckets, const AfterLayer& after_layer) {
     Bound& bound = parts_->bound_for("capture");
+    parts_->refuse_in_callback("capture");
     if (buckets.empty()) {
         throw Error(ErrorCode::invalid_rows, "buckets is empty, must hold at least one row count");
     }
@@ -314,6 +368,9 @@ void Pipeline::capture(std::vector<int> buckets, const AfterLayer& after_layer) 
                                                      std::to_string(bound.geometry.max_rows) + ")");
         }
     }
+    std::sort(buckets.begin(), buckets.end());
+    buckets.erase(std::unique(buckets.begin(), buckets.end()), buckets.end());
+    const Capturing capturing(*parts_);
     std::map<int, CapturedGraph> graphs;
     for (const int rows : buckets) {
         Branch branch;
@@ -347,6 +404,7 @@ void Pipeline::enqueue_layer(int layer, int rows, cudaStream_t stream) const {
     const Bound& bound = parts_->bound_for("enqueue_layer");
     const LayerBuffers& buffers = bound.checked_layer(layer);
     bound.check_rows(rows);
+    bound.check_layout(rows);
     bound.enqueue_projections(buffers, rows, stream);
     bound.enqueue_behind_projections(buffers, rows, stream);
 }

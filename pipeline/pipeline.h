@@ -31,18 +31,22 @@ struct StepState {
     const StepStatus* status;        // [1]
 };
 
-/// Stages of use: construct -> workspace_bytes() -> bind -> capture -> replay, or enqueue_layout and enqueue_layer at any
-/// time after bind, eagerly or inside the engine's own capture. A call out of order throws Error(wrong_order).
+/// Stages of use: construct -> workspace_bytes() -> bind -> capture -> replay, or, at any time after bind, enqueue_layout
+/// and then enqueue_layer, eagerly or inside the engine's own capture. A call out of order throws Error(wrong_order).
 ///
 /// Rows: a bucket captured for R rows serves every step with at most R rows. Rows that no request takes are padding: their
 /// outputs are -1 with count 0, and their inputs are never used.
 ///
-/// Threads: one thread at a time. Devices: the one that was current at bind. Two pipelines are independent of each other.
-/// The buffers that the engine hands over, and the workspace, must outlive the pipeline's last replay.
+/// Streams: all buckets and layers work in the one workspace. Steps of one pipeline must follow each other, on one stream or
+/// ordered by events; two pipelines with a workspace each are independent. Kernels that the engine launches programmatically
+/// behind these must wait for them (cudaGridDependencySynchronize) like any other.
+/// Threads: one thread at a time. Devices: the one that was current at bind. A moved-from pipeline may only be assigned to
+/// or destroyed. The buffers that the engine hands over, and the workspace, must outlive the pipeline's last replay.
 class STEPGRAPH_API Pipeline {
 public:
-    /// Called in capture after each layer; enqueues the engine's kernels on `stream`. It may fork if it joins again.
-    using AfterLayer = std::function<void(int layer, cudaStream_t stream)>;
+    /// Called in capture after each layer of each bucket; enqueues the engine's kernels for `rows` rows (the bucket) on
+    /// `stream`. It may fork if it joins again. It may not bind or capture this pipeline.
+    using AfterLayer = std::function<void(int layer, int rows, cudaStream_t stream)>;
 
     /// Needs no GPU. Throws Error(invalid_geometry).
     explicit Pipeline(const Geometry& geometry, const Options& options = {});
@@ -58,13 +62,14 @@ public:
     [[nodiscard]] size_t workspace_bytes() const noexcept;
 
     /// Fixes the buffers, loads every kernel, chooses the projections' algorithms and clears the status. Synchronises; not
-    /// legal in capture. Binding again drops what was captured. On an error the pipeline stays as it was.
+    /// legal in this thread's capture, and nothing that uses the workspace may be in flight. Binding again drops what was
+    /// captured. On an error the pipeline stays as it was.
     /// Throws Error(invalid_buffer), (workspace_too_small), (cuda), (cublas).
     void bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace);
 
-    /// Captures one executable graph per bucket, in place of those captured before. Executes nothing and touches no buffer.
-    /// An exception of `after_layer` ends the capture, is passed on and leaves the pipeline as it was.
-    /// Throws Error(wrong_order), (invalid_rows), (invalid_capture), (cuda).
+    /// Captures one executable graph per bucket, in ascending order, in place of those captured before. Executes nothing and
+    /// touches no buffer. An exception of `after_layer`, or a CUDA error that it leaves behind, ends the capture, is passed
+    /// on and leaves the pipeline as it was. Throws Error(wrong_order), (invalid_rows), (invalid_capture), (cuda).
     void capture(std::vector<int> buckets, const AfterLayer& after_layer = nullptr);
 
     /// Enqueues the smallest captured bucket that holds `rows` (1 .. the largest bucket). One CUDA call: no synchronisation,
@@ -75,11 +80,11 @@ public:
     /// in capture; no synchronisation, no allocation. Throws Error(wrong_order), (invalid_rows), (cuda).
     void enqueue_layout(int rows, cudaStream_t stream) const;
 
-    /// Enqueues one layer, projections to indices, for the `rows` that the layout was enqueued for. Legal in capture; no
-    /// synchronisation, no allocation. Throws Error(wrong_order), (invalid_layer), (invalid_rows), (cuda), (cublas).
+    /// Enqueues one layer, projections to indices, for the `rows` that the last layout was enqueued for. Legal in capture;
+    /// no synchronisation, no allocation. Throws Error(wrong_order), (invalid_layer), (invalid_rows), (cuda), (cublas).
     void enqueue_layer(int layer, int rows, cudaStream_t stream) const;
 
-    /// Captured buckets in ascending order, and the graph of one of them.
+    /// Captured buckets in ascending order, and the graph of one of them, which lives until the next bind or capture.
     [[nodiscard]] std::vector<int> buckets() const;
     [[nodiscard]] const CapturedGraph& graph(int bucket) const;
 
@@ -94,6 +99,7 @@ public:
 private:
     struct Bound;
     struct Parts;
+    class Capturing;
     std::unique_ptr<Parts> parts_;
 };
 

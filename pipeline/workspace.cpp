@@ -37,6 +37,7 @@ WorkspaceParts lay_out_workspace(const Geometry& g, int tile_rows, void* base) {
     parts.ends = arena.take<int32_t>(rows);
     parts.slots = arena.take<int64_t>(rows);
     parts.page_prefix = arena.take<int32_t>(rows);
+    parts.layout_bytes = arena.used();
     parts.layout_temporary_bytes = decode_layout_temporary_bytes(g.max_requests);
     parts.layout_temporaries = arena.take<char>(static_cast<int64_t>(parts.layout_temporary_bytes));
     if (g.projects()) {

@@ -21,6 +21,7 @@ struct WorkspaceParts {
     int32_t* ends;         // [max_rows]
     int64_t* slots;        // [max_rows]
     int32_t* page_prefix;  // [max_rows]
+    size_t layout_bytes;   // of all that stands above, status and layout, from the base on
     void* layout_temporaries;
     size_t layout_temporary_bytes;
     __nv_bfloat16* iq;         // [max_rows, heads * 128]; null where the engine projects

@@ -87,10 +87,12 @@ std::vector<Wrong> wrong_numbers() {
     ints("top_k", "1 to 4096", [](Geometry& g) -> int& { return g.top_k; }, {least, -1, 0, 4097, most});
     ints("max_rows", "at least 1", [](Geometry& g) -> int& { return g.max_rows; }, {least, -1, 0});
     ints("max_requests", "1 to 2^31 - 2", [](Geometry& g) -> int& { return g.max_requests; }, {least, -1, 0, most});
-    ints("block_table_columns", "1 to 33554431", [](Geometry& g) -> int& { return g.block_table_columns; },
+    ints("block_table_columns", "1 to 16777216", [](Geometry& g) -> int& { return g.block_table_columns; },
          {least, -1, 0, 33554432, most});
     longs("block_table_stride", "0 or at least block_table_columns (64)",
           [](Geometry& g) -> int64_t& { return g.block_table_stride; }, {-longest, -1, 1, 63});
+    longs("block_table_stride", "the table's bytes fit 63 bits",
+          [](Geometry& g) -> int64_t& { return g.block_table_stride; }, {longest, longest / 4});
     longs("max_model_len", "1 to dcp.world_size * 64 * block_table_columns (4096)",
           [](Geometry& g) -> int64_t& { return g.max_model_len; }, {-longest, -1, 0, 4097, int64_t{1} << 40U, longest});
     ints("dcp.world_size", "at least 1", [](Geometry& g) -> int& { return g.dcp.world_size; }, {least, -1, 0});
@@ -122,9 +124,9 @@ std::vector<Wrong> wrong_numbers() {
                          },
                          {"cache_format is " + std::to_string(format), "must be", "fp8", "mxfp4_rowgroup"}});
     }
-    ints("q_lora_rank", "0 or a positive multiple of 64", [](Geometry& g) -> int& { return g.q_lora_rank; },
+    ints("q_lora_rank", "0 or a positive multiple of 8", [](Geometry& g) -> int& { return g.q_lora_rank; },
          {least, -64, -1, 1, 63, 65, 1537});
-    ints("hidden_size", "0 or a positive multiple of 64", [](Geometry& g) -> int& { return g.hidden_size; },
+    ints("hidden_size", "0 or a positive multiple of 8", [](Geometry& g) -> int& { return g.hidden_size; },
          {least, -64, -1, 1, 63, 65, 7167});
     cases.push_back({"hidden_size alone 0",
                      [](Geometry& g) { g.hidden_size = 0; },
@@ -193,7 +195,7 @@ std::vector<Wrong> wrong_products() {
              {"max_model_len is 8193", "must be", "(8192)"}},
             {"a sequence longer than 31 bits",
              [](Geometry& g) {
-                 g.block_table_columns = 33554431;
+                 g.block_table_columns = 16777216;
                  g.block_table_stride = 0;
                  g.dcp.world_size = 8;
                  g.max_model_len = int64_t{most} + 1;
@@ -346,11 +348,11 @@ TEST(TileRows, BelowZeroOrBeyondAnyCountAreRefused) {
         EXPECT_TRUE(test::refused([&] { Pipeline(geometry, {.tile_rows = tile_rows}); }, ErrorCode::invalid_geometry,
                                   {"tile_rows is " + std::to_string(tile_rows), "must be", "at least 1"}));
     }
-    geometry.block_table_columns = 33554431;
+    geometry.block_table_columns = 16777216;
     geometry.block_table_stride = 0;
     geometry.max_rows = 1000;
     EXPECT_TRUE(test::refused([&] { Pipeline(geometry, {.tile_rows = 65}); }, ErrorCode::invalid_geometry,
-                              {"tile_rows is 65", "must be at most 2^31 / block_table_columns (64)"}));
+                              {"tile_rows is 65", "must be at most 2^30 / block_table_columns (64)"}));
     EXPECT_NO_THROW(Pipeline(geometry, {.tile_rows = 64}));
 }
 
@@ -397,7 +399,7 @@ TEST(WorkspaceBytes, OfTheLargestGeometriesDoNotWrap) {
     EXPECT_GE(Pipeline(rows).workspace_bytes(), static_cast<size_t>(rows.max_rows) * 64 * (128 + 4));
 
     Geometry wide = valid_geometry();
-    wide.block_table_columns = 33554431;
+    wide.block_table_columns = 16777216;
     wide.block_table_stride = 0;
     wide.max_model_len = wide.width();
     EXPECT_GE(Pipeline(wide, {.tile_rows = 64}).workspace_bytes(), static_cast<size_t>(wide.width()) * 64 * 4);

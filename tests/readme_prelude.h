@@ -10,7 +10,7 @@ struct Engine {
     void* allocate(size_t bytes);
     stepgraph::StepBuffers step_buffers();
     std::vector<stepgraph::LayerBuffers> layer_buffers();
-    void attention(int layer, cudaStream_t stream);
+    void attention(int layer, int rows, cudaStream_t stream);
     int next_step(cudaStream_t stream);
     void report(uint32_t invalid_slots, uint32_t invalid_blocks, uint32_t clamped_bounds, uint32_t dropped_rows);
 };

@@ -29,7 +29,7 @@ TEST(DefaultTileRows, AreThirtyTwoWhereverOneRankHoldsTheWholeContext) {
     test::Random random;
     SCOPED_TRACE(random.trace());
     for (int i = 0; i < 10000; ++i) {
-        const int64_t width = 64 * random.integer(1, 33554431);
+        const int64_t width = 64 * random.integer(1, 16777216);
         const int64_t length = random.integer(1, width);
         const int64_t heads = 16 << random.integer(0, 2);
         ASSERT_EQ(default_tile_rows(length, width, random.integer(1, 4096), heads), 32) << length << " of " << width;

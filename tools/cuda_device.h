@@ -6,15 +6,24 @@
 #include <cuda_runtime_api.h>
 
 #include <stepgraph/kernels/error.h>
+#include <stepgraph/kernels/schedule.h>
 
 namespace stepgraph::tools {
 
-/// Empty where a device can be used, else CUDA's own words for why not.
+/// Empty where there is a device that this build has code for, else CUDA's own words for why not.
 inline std::string why_no_device() {
     int devices = 0;
     const cudaError_t result = cudaGetDeviceCount(&devices);
     cudaGetLastError();  // not the next call's error
-    return result == cudaSuccess && devices > 0 ? std::string() : cudaGetErrorString(result);
+    if (result != cudaSuccess || devices == 0) {
+        return result != cudaSuccess ? cudaGetErrorString(result) : "there is none";
+    }
+    try {
+        prepare_schedule();
+    } catch (const Error& error) {
+        return std::string("this build has no code for it: ") + error.what();
+    }
+    return {};
 }
 
 /// Throws Error(cuda) with one sentence where there is no device. `what` needs it, `instead` is what does not.

@@ -90,7 +90,7 @@ DemoDevice::DemoDevice(const Geometry& g, const DemoModel& model) : memory_(std:
     }
     buckets.push_back(g.max_rows);
     // Where an engine enqueues its attention, this one keeps a layer's projections, which the next layer overwrites.
-    pipeline_.capture(buckets, [this](int layer, cudaStream_t stream) {
+    pipeline_.capture(buckets, [this](int layer, int /*rows*/, cudaStream_t stream) {
         const StepState state = pipeline_.state();
         LayerMemory& l = memory_->layers[static_cast<size_t>(layer)];
         check_cuda(cudaMemcpyAsync(l.iq.data(), state.iq, l.iq.size() * 2, cudaMemcpyDeviceToDevice, stream),

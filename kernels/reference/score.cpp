@@ -13,9 +13,10 @@ namespace {
 /// changing the order in which the columns of a dot product are added.
 std::vector<float> query_of_row(const ScoreArgs& args, int row) {
     std::vector<float> query(static_cast<size_t>(head_dim) * static_cast<size_t>(args.heads));
+    const auto heads = static_cast<size_t>(args.heads);
     for (int head = 0; head < args.heads; ++head) {
         for (int c = 0; c < head_dim; ++c) {
-            query[static_cast<size_t>(c * args.heads + head)] =
+            query[static_cast<size_t>(c) * heads + static_cast<size_t>(head)] =
                 query_value(args.format, args.query, args.heads, args.max_rows, row, head, c);
         }
     }

@@ -98,7 +98,7 @@ TEST_F(CudaCalls, TakeLittleTimeOfTheHost) {
         }
         std::cout << "host time of one replay, " << layers << " layers, 32 rows: " << best << " us\n";
         RecordProperty("host_us_" + std::to_string(layers) + "_layers", std::to_string(best));
-        EXPECT_LT(best, 1000.0);  // a replay that synchronised would take the whole step
+        EXPECT_LT(best, 50.0);  // a replay that synchronised would take the whole step, 100 us and more
     }
 }
 

@@ -58,7 +58,6 @@ DeviceStep::DeviceStep(const StepCase& step, const Options& options, const Wante
       pipeline_(step.geometry, options) {
     const auto rows = static_cast<size_t>(geometry_.max_rows);
     const size_t winners = rows * static_cast<size_t>(geometry_.top_k);
-    std::vector<LayerBuffers> buffers;
     for (const LayerCase& layer : step.layers) {
         LayerMemory m;
         m.q_c = copy_of(layer.q_c, 16, guarded);
@@ -75,26 +74,30 @@ DeviceStep::DeviceStep(const StepCase& step, const Options& options, const Wante
         m.out.physical_slots = DeviceMemory(wanted.physical_slots ? winners * 8 : 0, 8, guarded);
         m.out.winner_logits = DeviceMemory(wanted.winner_logits ? winners * 4 : 0, 4, guarded);
         m.out.logits = DeviceMemory(wanted.logits ? rows * static_cast<size_t>(geometry_.width()) * 4 : 0, 4, guarded);
-        buffers.push_back({.q_c = m.q_c.as<__nv_bfloat16>(),
-                           .hidden = m.hidden.as<__nv_bfloat16>(),
-                           .wq_b = m.wq_b.as<__nv_bfloat16>(),
-                           .w_kv = m.w_kv.as<__nv_bfloat16>(),
-                           .iq = m.iq.as<__nv_bfloat16>(),
-                           .projected = m.projected.as<__nv_bfloat16>(),
-                           .k_norm_weight = m.k_norm_weight.as<float>(),
-                           .k_norm_bias = m.k_norm_bias.as<float>(),
-                           .cache = m.cache.as<uint8_t>(),
-                           .indices = m.out.indices.as<int32_t>(),
-                           .counts = m.out.counts.as<int32_t>(),
-                           .physical_slots = m.out.physical_slots.as<int64_t>(),
-                           .winner_logits = m.out.winner_logits.as<float>(),
-                           .logits = m.out.logits.as<float>()});
+        buffers_.push_back({.q_c = m.q_c.as<__nv_bfloat16>(),
+                            .hidden = m.hidden.as<__nv_bfloat16>(),
+                            .wq_b = m.wq_b.as<__nv_bfloat16>(),
+                            .w_kv = m.w_kv.as<__nv_bfloat16>(),
+                            .iq = m.iq.as<__nv_bfloat16>(),
+                            .projected = m.projected.as<__nv_bfloat16>(),
+                            .k_norm_weight = m.k_norm_weight.as<float>(),
+                            .k_norm_bias = m.k_norm_bias.as<float>(),
+                            .cache = m.cache.as<uint8_t>(),
+                            .indices = m.out.indices.as<int32_t>(),
+                            .counts = m.out.counts.as<int32_t>(),
+                            .physical_slots = m.out.physical_slots.as<int64_t>(),
+                            .winner_logits = m.out.winner_logits.as<float>(),
+                            .logits = m.out.logits.as<float>()});
         layers_.push_back(std::move(m));
     }
     workspace_ = DeviceMemory(pipeline_.workspace_bytes(), 256, guarded);
     workspace_.fill(poison_byte);
     poison_outputs();
-    pipeline_.bind(step_buffers(), buffers, {workspace_.as<void>(), workspace_.bytes()});
+    bind_again();
+}
+
+void DeviceStep::bind_again() {
+    pipeline_.bind(step_buffers(), buffers_, {workspace_.as<void>(), workspace_.bytes()});
 }
 
 StepBuffers DeviceStep::step_buffers() const {

@@ -47,6 +47,7 @@ public:
     void upload_inputs(const StepCase& step);
     void upload_caches(const StepCase& step);
     void poison_outputs();
+    void bind_again();
     /// Binds again, with other buffers for the one layer there is.
     void rebind(const LayerBuffers& layer);
 
@@ -74,6 +75,7 @@ private:
     Geometry geometry_;
     DeviceMemory seq_lens_, query_lens_, num_requests_, block_table_, slots_, workspace_;
     std::vector<LayerMemory> layers_;
+    std::vector<LayerBuffers> buffers_;
     Pipeline pipeline_;
 };
 

@@ -1,9 +1,11 @@
 // Capture and replay: what the graph is made of, and that a replay is the eager step.
 #include <algorithm>
+#include <future>
 #include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include <stepgraph/layouts/tiles.h>
 
@@ -18,6 +20,13 @@ class StepGraph : public GpuTest {};
 __global__ void attention_kernel(const int32_t* indices, int n, unsigned long long* sum) {
     for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(blockDim.x)) {
         atomicAdd(sum, static_cast<unsigned long long>(static_cast<long long>(indices[i]) + 2));
+    }
+}
+
+/// Takes processors away for a while, on another stream.
+__global__ void load_kernel(long long cycles) {
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {
     }
 }
 
@@ -110,9 +119,10 @@ TEST_F(StepGraph, HoldsExactlyTheNodesAndEdgesThatItsNumbersGive) {
                     {.max_rows = 40, .max_requests = 10, .columns = 2, .layers = layers, .project = projects}, random);
                 DeviceStep device(step, {.programmatic_edges = programmatic, .tile_rows = 16});
                 for (const bool engine_between : {false, true}) {
-                    Pipeline::AfterLayer attention = [&](int layer, cudaStream_t stream) {
+                    Pipeline::AfterLayer attention = [&](int layer, int rows, cudaStream_t stream) {
                         const auto& out = device.layers()[static_cast<size_t>(layer)].out;
-                        attention_kernel<<<1, 128, 0, stream>>>(out.indices.as<int32_t>(), 64, sum.as<unsigned long long>());
+                        attention_kernel<<<1, 128, 0, stream>>>(out.indices.as<int32_t>(), rows * 64,
+                                                                sum.as<unsigned long long>());
                     };
                     device.pipeline().capture({5, 40}, engine_between ? attention : nullptr);
                     for (const int rows : {5, 40}) {
@@ -273,18 +283,179 @@ TEST_F(StepGraph, SurvivesAnEngineThatThrowsBetweenLayers) {
     DeviceStep device(step);
     device.pipeline().capture({8});
     EXPECT_THROW(device.pipeline().capture({4, 8},
-                                           [](int layer, cudaStream_t) {
+                                           [](int layer, int, cudaStream_t) {
                                                if (layer == 1) {
                                                    throw std::runtime_error("the engine's own");
                                                }
                                            }),
                  std::runtime_error);
     EXPECT_EQ(device.pipeline().buckets(), std::vector<int>{8});  // what was captured before is still there
-    EXPECT_THROW(
-        device.pipeline().capture({8}, [](int, cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "sync"); }),
-        Error);
+    EXPECT_THROW(device.pipeline().capture(
+                     {8}, [](int, int, cudaStream_t stream) { check_cuda(cudaStreamSynchronize(stream), "sync"); }),
+                 Error);
     device.replay(8);
     device.expect_equal(step, expected_step(step, 8, true), 8);
+}
+
+TEST_F(StepGraph, ReportsALaunchOfTheEngineThatFailed) {
+    Random random = fresh_random();
+    const StepCase step = make_case({.layers = 2}, random);
+    DeviceStep device(step);
+    try {
+        device.pipeline().capture({4, 8}, [](int layer, int rows, cudaStream_t stream) {
+            if (layer == 1 && rows == 8) {
+                attention_kernel<<<1, 4096, 0, stream>>>(nullptr, 0, nullptr);  // more threads than a block may have
+            }
+        });
+        ADD_FAILURE() << "the engine's failed launch went unnoticed";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::invalid_capture);
+        EXPECT_NE(std::string(error.what()).find("for layer 1 of bucket 8"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+    EXPECT_TRUE(device.pipeline().buckets().empty());
+}
+
+TEST_F(StepGraph, RefusesToBindOrCaptureFromItsOwnCallback) {
+    Random random = fresh_random();
+    const StepCase step = make_case({}, random);
+    DeviceStep device(step);
+    int refused = 0;
+    device.pipeline().capture({8}, [&](int, int, cudaStream_t) {
+        EXPECT_THROW(device.pipeline().capture({4}), Error);
+        ++refused;
+    });
+    EXPECT_EQ(refused, 1);
+    device.replay(8);
+}
+
+TEST_F(StepGraph, RefusesALayerWithoutItsLayout) {
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 8}, random);
+    DeviceStep device(step);
+    const auto code_of = [](auto call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            return error.code();
+        }
+        return ErrorCode::cuda;
+    };
+    EXPECT_EQ(code_of([&] { device.pipeline().enqueue_layer(0, 8, device.stream()); }), ErrorCode::wrong_order);
+    device.pipeline().enqueue_layout(4, device.stream());
+    EXPECT_EQ(code_of([&] { device.pipeline().enqueue_layer(0, 8, device.stream()); }), ErrorCode::invalid_rows);
+    device.pipeline().capture({8});
+    EXPECT_EQ(code_of([&] { device.pipeline().enqueue_layer(0, 8, device.stream()); }), ErrorCode::wrong_order);
+    device.run_eager(8);
+    device.pipeline().reset_status(device.stream());
+    device.run_eager(8);
+    device.expect_equal(step, expected_step(step, 8, true), 8);
+}
+
+TEST_F(StepGraph, StandsBesideOtherPipelinesAndSurvivesMoves) {
+    // The scorer's shared memory grows with the heads: binding for 32 must not take away what 64 need.
+    Random random = fresh_random();
+    StepCase large = make_case({.heads = 64}, random);
+    StepCase small = make_case({.format = CacheFormat::mxfp4, .heads = 16, .layers = 2}, random);
+    DeviceStep first(large);
+    DeviceStep second(small);
+    first.pipeline().capture({8});
+    second.pipeline().capture({8});
+    Pipeline moved = std::move(first.pipeline());
+    moved.replay(8, first.stream());
+    second.replay(8);
+    check_cuda(cudaStreamSynchronize(first.stream()), "the first");
+    first.pipeline() = std::move(moved);
+    first.expect_equal(large, expected_step(large, 8, true), 8);
+    second.expect_equal(small, expected_step(small, 8, true), 8);
+}
+
+TEST_F(StepGraph, TakesEachLayersProjectionsFromWhoeverMakesThem) {
+    Random random = fresh_random();
+    StepCase step = make_case({.layers = 3, .project = true}, random);
+    StepCase by_engine = make_case({}, random);
+    step.layers[1].q_c.clear();
+    step.layers[1].hidden.clear();
+    step.layers[1].wq_b.clear();
+    step.layers[1].w_kv.clear();
+    step.layers[1].iq = by_engine.layers[0].iq;
+    step.layers[1].projected = by_engine.layers[0].projected;
+    DeviceStep device(step);
+    device.pipeline().capture({8});
+    device.replay(8);
+    const auto captured = device.snapshot();
+    DeviceStep eager(step);
+    eager.run_eager(8);
+    EXPECT_EQ(captured, eager.snapshot());
+    // The engine's layer is the reference's, bit for bit.
+    const ExpectedStep expected = expected_step(step, 8, true);
+    EXPECT_EQ(device.layers()[1].out.indices.download<int32_t>(), expected.layers[1].indices);
+    EXPECT_EQ(device.layers()[1].out.logits.download<float>(), expected.layers[1].logits);
+}
+
+TEST_F(StepGraph, LetsTheEngineForkBetweenLayers) {
+    Random random = fresh_random();
+    StepCase step = make_case({.layers = 2}, random);
+    DeviceStep device(step);
+    DeviceMemory sums(16, 8, false);
+    sums.fill(0);
+    cudaStream_t side = nullptr;
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    device.pipeline().capture({8}, [&](int layer, int rows, cudaStream_t stream) {
+        const int32_t* indices = device.layers()[static_cast<size_t>(layer)].out.indices.as<int32_t>();
+        check_cuda(cudaEventRecord(event, stream), "cudaEventRecord");
+        check_cuda(cudaStreamWaitEvent(side, event, 0), "cudaStreamWaitEvent");
+        attention_kernel<<<1, 128, 0, side>>>(indices, rows * 64, sums.as<unsigned long long>());
+        attention_kernel<<<1, 128, 0, stream>>>(indices, rows * 64, sums.as<unsigned long long>() + 1);
+        check_cuda(cudaEventRecord(event, side), "cudaEventRecord");
+        check_cuda(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+    });
+    device.replay(8);
+    device.expect_equal(step, expected_step(step, 8, true), 8);
+    const auto both = sums.download<unsigned long long>();
+    EXPECT_EQ(both[0], both[1]);
+    EXPECT_NE(both[0], 0U);
+    cudaEventDestroy(event);
+    cudaStreamDestroy(side);
+}
+
+TEST_F(StepGraph, BindsAndCapturesWhileAnotherThreadCapturesGlobally) {
+    Random random = fresh_random();
+    StepCase step = make_case({.layers = 2, .project = true}, random);
+    DeviceStep warm(step);
+    std::promise<void> begun;
+    std::promise<void> done;
+    cudaError_t ended = cudaErrorUnknown;
+    std::thread other([&] {
+        cudaStream_t stream = nullptr;
+        cudaGraph_t graph = nullptr;
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+        begun.set_value();
+        done.get_future().wait();
+        load_kernel<<<1, 1, 0, stream>>>(1);
+        ended = cudaStreamEndCapture(stream, &graph);
+        cudaGraphDestroy(graph);
+        cudaStreamDestroy(stream);
+    });
+    begun.get_future().wait();
+    std::string failure;
+    try {
+        warm.bind_again();
+        warm.pipeline().capture({8});
+    } catch (const Error& error) {
+        failure = error.what();
+    }
+    done.set_value();
+    other.join();
+    EXPECT_EQ(failure, "");
+    EXPECT_EQ(ended, cudaSuccess);
+    warm.replay(8);
+    DeviceStep eager(step);
+    eager.run_eager(8);
+    EXPECT_EQ(warm.snapshot(), eager.snapshot());
 }
 
 TEST_F(StepGraph, RefusesRowsAndLayersItWasNotMadeFor) {
@@ -371,6 +542,21 @@ TEST_F(StepGraph, WorksByTheLengthsWhateverWidthWasCaptured) {
     a.replay(4);
     b.replay(4);
     EXPECT_EQ(a.snapshot(), b.snapshot());
+
+    // The graph of the wide table, captured while the lengths were short, serves its full width too.
+    StepCase full = wide;
+    full.geometry.pages = wide.geometry.pages;
+    for (size_t column = 0; column < 4096; ++column) {
+        full.block_table[column] = static_cast<int32_t>(column % 20);  // pages may be shared: they are only read
+    }
+    full.seq_lens = {262144, 0, 0, 0};
+    full.query_lens = {1, 0, 0, 0};
+    b.upload_inputs(full);
+    b.upload_caches(full);
+    b.pipeline().reset_status(b.stream());
+    b.poison_outputs();
+    b.replay(4);
+    b.expect_equal(full, expected_step(full, 4, true), 4);
 }
 
 TEST_F(StepGraph, KeepsNoScratchOutsideItsWorkspace) {
@@ -390,13 +576,6 @@ TEST_F(StepGraph, KeepsNoScratchOutsideItsWorkspace) {
     EXPECT_EQ(device.snapshot(), first);
 }
 
-/// Takes processors away for a while, on another stream.
-__global__ void load_kernel(long long cycles) {
-    const long long begin = clock64();
-    while (clock64() - begin < cycles) {
-    }
-}
-
 TEST_F(StepGraph, StaysTheSameOverAHundredThousandReplaysOnALoadedDevice) {
     Random random = fresh_random();
     StepCase step = make_case({.max_rows = 16, .max_requests = 6, .columns = 4}, random);
@@ -412,7 +591,7 @@ TEST_F(StepGraph, StaysTheSameOverAHundredThousandReplaysOnALoadedDevice) {
                 static_cast<long long>(random() % 400000));
         }
         device.pipeline().replay(16, device.stream());
-        if (i % 10000 == 9999) {
+        if (i % 1000 == 999) {
             ASSERT_EQ(device.snapshot(), first) << "replay " << i;
             device.poison_outputs();
         }

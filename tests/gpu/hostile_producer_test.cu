@@ -27,9 +27,7 @@ struct Deliveries {
     int count;
 };
 
-__global__ void hostile_producer_kernel(Deliveries deliveries) {
-    wait_for_producers();
-    let_consumers_start();
+__device__ void sleep_100_us() {
     unsigned long long begin;
     unsigned long long now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
@@ -37,6 +35,12 @@ __global__ void hostile_producer_kernel(Deliveries deliveries) {
         __nanosleep(1000);
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     } while (now - begin < 100000);
+}
+
+__global__ void hostile_producer_kernel(Deliveries deliveries) {
+    wait_for_producers();
+    let_consumers_start();
+    sleep_100_us();
     for (int d = 0; d < deliveries.count; ++d) {
         for (size_t i = threadIdx.x; i < deliveries.list[d].words; i += blockDim.x) {
             deliveries.list[d].to[i] = deliveries.list[d].from[i];
@@ -231,7 +235,7 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
                              .logits = logits.as<float>(),
                              .logits_stride = g.width(),
                              .status = status.as<StepStatus>()};
-        prepare_score(g.heads);
+        prepare_score();
         // Logits behind a row's bound stay as they were: the truth has -inf there.
         check(
             {&late_query, &late_weights, &late_cache},
@@ -268,6 +272,69 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
             },
             [&] { select_without_wait(&args, cudaStreamPerThread); },
             [&] { return indices.download<int32_t>() == want.indices; });
+    }
+}
+
+/// Reads late what the kernel behind it overwrites.
+__global__ void slow_reader_kernel(const uint32_t* from, uint32_t* to, size_t words) {
+    wait_for_producers();
+    let_consumers_start();
+    sleep_100_us();
+    for (size_t i = threadIdx.x; i < words; i += blockDim.x) {
+        to[i] = from[i];
+    }
+}
+
+TEST_F(HostileProducer, AsASlowReaderSeesNothingThatTheNextKernelWrites) {
+    // The query buffer is one layer's: index inputs of the next layer must not overwrite it under the scorer's eyes.
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 4, .max_requests = 4, .columns = 4}, random);
+    step.set_lengths(200, 1);
+    DeviceStep device(step);
+    device.run_eager(4);
+    const StepState state = device.pipeline().state();
+    const size_t bytes = 4 * 16 * 128;
+    auto* query = const_cast<uint8_t*>(state.query);
+    DeviceMemory status(sizeof(StepStatus), 16, false);
+    DeviceMemory seen(bytes, 16, false);
+    const auto& memory = device.layers()[0];
+    const Geometry& g = device.pipeline().geometry();
+    const IndexInputsArgs args{.format = g.cache_format,
+                               .heads = g.heads,
+                               .rows = 4,
+                               .max_rows = 4,
+                               .max_requests = g.max_requests,
+                               .starts = state.starts,
+                               .iq = memory.iq.as<__nv_bfloat16>(),
+                               .projected = memory.projected.as<__nv_bfloat16>(),
+                               .projected_columns = g.projected_columns,
+                               .key_column = g.key_column,
+                               .weight_column = g.weight_column,
+                               .k_norm_weight = memory.k_norm_weight.as<float>(),
+                               .k_norm_bias = memory.k_norm_bias.as<float>(),
+                               .k_norm_eps = g.k_norm_eps,
+                               .slots = state.slots,
+                               .cache = memory.cache.as<uint8_t>(),
+                               .pages = g.pages,
+                               .page_stride_bytes = g.page_stride_bytes,
+                               .query = query,
+                               .head_weights = const_cast<float*>(state.head_weights),
+                               .status = status.as<StepStatus>()};
+    const std::vector<uint8_t> poison(bytes, poison_byte);
+    for (const bool waits : {true, false}) {
+        for (int run = 0; run < 2; ++run) {
+            check_cuda(cudaMemset(query, poison_byte, bytes), "cudaMemset");
+            check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+            launch(slow_reader_kernel, "slow reader", {cudaStreamPerThread, true}, 1, 256, 0,
+                   reinterpret_cast<const uint32_t*>(query), seen.as<uint32_t>(), bytes / 4);
+            if (waits) {
+                index_inputs(args, {cudaStreamPerThread, true});
+            } else {
+                index_inputs_without_wait(&args, cudaStreamPerThread);
+            }
+            check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the writer");
+        }
+        EXPECT_EQ(seen.download<uint8_t>() == poison, waits);
     }
 }
 

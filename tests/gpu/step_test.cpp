@@ -208,7 +208,7 @@ TEST_F(WholeStep, SelectsFromScatteredPagesOfALongRequest) {
     run_and_compare(step);
 }
 
-TEST_F(WholeStep, PoisonedKeysAndQueriesDoNotSpread) {
+TEST_F(WholeStep, KeepsAPoisonedKeyToItself) {
     Random random = fresh_random();
     StepCase step = make_case({.max_rows = 2, .max_requests = 2, .columns = 4}, random);
     step.set_lengths(256, 1);

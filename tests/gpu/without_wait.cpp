@@ -19,7 +19,7 @@ void index_inputs_without_wait(const void* args, cudaStream_t stream) {
 
 void score_without_wait(const void* args, int blocks, cudaStream_t stream) {
     const auto& score_args = *static_cast<const broken::ScoreArgs*>(args);
-    broken::prepare_score(score_args.heads);
+    broken::prepare_score();
     broken::score(score_args, blocks, {stream, true});
 }
 
