@@ -16,7 +16,10 @@ public:
         const UnhinderedByOtherCaptures unhindered;
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     }
-    ~OwnStream() { cudaStreamDestroy(stream_); }
+    ~OwnStream() {
+        const UnhinderedByOtherCaptures unhindered;
+        cudaStreamDestroy(stream_);
+    }
     OwnStream(const OwnStream&) = delete;
     OwnStream& operator=(const OwnStream&) = delete;
 

@@ -24,8 +24,14 @@ namespace {
 /// A branch of a capture beside its main stream.
 class Branch {
 public:
-    Branch() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
-    ~Branch() { cudaEventDestroy(event_); }
+    Branch() {
+        const UnhinderedByOtherCaptures unhindered;
+        check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    }
+    ~Branch() {
+        const UnhinderedByOtherCaptures unhindered;
+        cudaEventDestroy(event_);
+    }
     Branch(const Branch&) = delete;
     Branch& operator=(const Branch&) = delete;
 

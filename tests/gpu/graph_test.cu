@@ -432,6 +432,8 @@ TEST_F(StepGraph, BindsAndCapturesWhileAnotherThreadCapturesGlobally) {
         cudaStream_t stream = nullptr;
         cudaGraph_t graph = nullptr;
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+        load_kernel<<<1, 1, 0, stream>>>(1);  // loaded before the capture, which would not bear it
+        cudaStreamSynchronize(stream);
         cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
         begun.set_value();
         done.get_future().wait();
