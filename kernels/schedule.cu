@@ -10,13 +10,15 @@ namespace {
 
 constexpr int threads = 256;
 
-__device__ int pages_counted_at(const ScheduleArgs& args, int row, int tile_end) {
+__device__ int pages_counted_at(const ScheduleArgs& args, int row, int tile_begin, int tile_end) {
     const int request = args.row_request[row];
     const bool last_of_request = row + 1 == tile_end || args.row_request[row + 1] != request;
     if (request < 0 || !last_of_request || args.ends[row] <= args.unscored_bound) {
         return 0;
     }
-    return (args.ends[row] + page_tokens - 1) / page_tokens;
+    const int rows = row + 1 - max(tile_begin, args.starts[request]);
+    const int passes = (rows + args.rows_a_pass - 1) / args.rows_a_pass;
+    return (args.ends[row] + page_tokens - 1) / page_tokens * passes;
 }
 
 __global__ void __launch_bounds__(threads) schedule_kernel(ScheduleArgs args) {
@@ -31,7 +33,7 @@ __global__ void __launch_bounds__(threads) schedule_kernel(ScheduleArgs args) {
     int before = 0;
     for (int base = tile_begin; base < tile_end; base += threads) {
         const int row = base + static_cast<int>(threadIdx.x);
-        const int pages = row < tile_end ? pages_counted_at(args, row, tile_end) : 0;
+        const int pages = row < tile_end ? pages_counted_at(args, row, tile_begin, tile_end) : 0;
         int up_to_row;
         int total;
         Scan(storage).InclusiveSum(pages, up_to_row, total);

@@ -44,6 +44,9 @@ struct Options {
     /// Whether kernels may start before their predecessors have ended (programmatic dependent launch). The results are the
     /// same bits; off, a step is slower and easier to profile.
     bool programmatic_edges = true;
+    /// Score with the portable kernel even where there is one of the GPU's own: a second opinion, several times slower.
+    /// Logits differ by the rounding of the matrix units.
+    bool portable_scorer = false;
     /// Query rows that share one tile of logits; 0: default_tile_rows() of the geometry. Bounds the workspace, not the
     /// result.
     int tile_rows = 0;

@@ -88,6 +88,7 @@ std::vector<cudaGraphNode_t> handles(cudaGraph_t graph) {
 }  // namespace
 
 CapturedGraph::~CapturedGraph() {
+    const UnhinderedByOtherCaptures unhindered;
     if (executable_ != nullptr) {
         cudaGraphExecDestroy(executable_);
     }

@@ -10,6 +10,7 @@
 #include <stepgraph/kernels/project.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/kernels/select.h>
 #include <stepgraph/layouts/tiles.h>
 
@@ -63,6 +64,7 @@ struct Pipeline::Bound {
     WorkspaceParts work;
     int unscored_bound;  // rows with ends <= this need no logits
     int score_blocks;
+    std::vector<CUtensorMap> page_maps;  // by layer; empty: the portable scorer is used
     std::optional<Product> query_product;
     std::optional<Product> packed_product;
     std::map<int, CapturedGraph> graphs;  // by bucket
@@ -169,10 +171,12 @@ void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
     } catch (const std::runtime_error& failure) {  // Thrust reports in exceptions of its own
         throw Error(ErrorCode::cuda, std::string("decode layout failed: ") + failure.what());
     }
-    schedule({.row_request = work.row_request,
+    schedule({.starts = work.starts,
+              .row_request = work.row_request,
               .ends = work.ends,
               .rows = rows,
               .tile_rows = tile_rows,
+              .rows_a_pass = page_maps.empty() ? tile_rows : score_sm90_rows_a_pass(geometry.heads),
               .unscored_bound = unscored_bound,
               .page_prefix = work.page_prefix},
              on(stream));
@@ -214,30 +218,33 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
     const int64_t width = geometry.width();
     const int rows_of_tile = std::min(tile_rows, rows - tile_begin);
     float* logits = layer.logits != nullptr ? layer.logits + tile_begin * width : work.logits;
-    const auto most_pieces = int64_t{rows_of_tile} * geometry.block_table_columns;
-
-    score({.format = geometry.cache_format,
-           .heads = geometry.heads,
-           .rows = rows,
-           .max_rows = geometry.max_rows,
-           .tile_begin = tile_begin,
-           .tile_rows = rows_of_tile,
-           .query = work.query,
-           .head_weights = work.head_weights,
-           .cache = layer.cache,
-           .pages = geometry.pages,
-           .page_stride_bytes = geometry.page_stride_bytes,
-           .block_table = step.block_table,
-           .block_table_stride = geometry.block_table_stride,
-           .starts = work.starts,
-           .row_request = work.row_request,
-           .ends = work.ends,
-           .page_prefix = work.page_prefix,
-           .unscored_bound = unscored_bound,
-           .logits = logits,
-           .logits_stride = width,
-           .status = work.status},
-          static_cast<int>(std::min<int64_t>(score_blocks, most_pieces)), on(stream));
+    const ScoreArgs args{.format = geometry.cache_format,
+                         .heads = geometry.heads,
+                         .rows = rows,
+                         .max_rows = geometry.max_rows,
+                         .tile_begin = tile_begin,
+                         .tile_rows = rows_of_tile,
+                         .query = work.query,
+                         .head_weights = work.head_weights,
+                         .cache = layer.cache,
+                         .pages = geometry.pages,
+                         .page_stride_bytes = geometry.page_stride_bytes,
+                         .block_table = step.block_table,
+                         .block_table_stride = geometry.block_table_stride,
+                         .starts = work.starts,
+                         .row_request = work.row_request,
+                         .ends = work.ends,
+                         .page_prefix = work.page_prefix,
+                         .unscored_bound = unscored_bound,
+                         .logits = logits,
+                         .logits_stride = width,
+                         .status = work.status};
+    if (page_maps.empty()) {
+        const auto most_pieces = int64_t{rows_of_tile} * geometry.block_table_columns;
+        score(args, static_cast<int>(std::min<int64_t>(score_blocks, most_pieces)), on(stream));
+    } else {
+        score_sm90(args, page_maps[static_cast<size_t>(&layer - layers.data())], score_blocks, on(stream));
+    }
 
     select({.tile_begin = tile_begin,
             .tile_rows = rows_of_tile,
@@ -338,6 +345,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .work = lay_out_workspace(geometry, parts_->tile_rows, workspace.data),
                                                .unscored_bound = all_logits ? 0 : geometry.top_k,
                                                .score_blocks = stepgraph::score_blocks(geometry.heads),
+                                               .page_maps = {},
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
                                                .graphs = {}});
@@ -345,6 +353,17 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
     prepare_index_inputs();
     prepare_score();
     prepare_select();
+    const bool own_scorer =
+        !parts_->options.portable_scorer && std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+            return can_score_sm90(geometry.cache_format, layer.cache, geometry.page_stride_bytes);
+        });
+    if (own_scorer) {
+        prepare_score_sm90(geometry.heads);
+        bound->score_blocks = score_sm90_blocks();
+        for (const LayerBuffers& layer : layers) {
+            bound->page_maps.push_back(make_page_map(layer.cache, geometry.pages, geometry.page_stride_bytes));
+        }
+    }
     if (std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) { return layer.iq == nullptr; })) {
         bound->query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);
         bound->packed_product.emplace(ProductShape{geometry.projected_columns, geometry.hidden_size}, geometry.max_rows);

@@ -63,8 +63,9 @@ public:
 
     /// Fixes the buffers, loads every kernel, chooses the projections' algorithms and clears the status. Synchronises; not
     /// legal in this thread's capture, and nothing that uses the workspace may be in flight. Binding again drops what was
-    /// captured. On an error the pipeline stays as it was.
-    /// Throws Error(invalid_buffer), (workspace_too_small), (cuda), (cublas).
+    /// captured. On an error the pipeline stays as it was. Where products are made here, it must not run while another
+    /// thread captures in mode Global: making a cuBLASLt handle breaks that capture. Throws Error(invalid_buffer),
+    /// (workspace_too_small), (cuda), (cublas).
     void bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace);
 
     /// Captures one executable graph per bucket, in ascending order, in place of those captured before. Executes nothing and

@@ -24,7 +24,8 @@ std::string check_key(const Geometry& geometry, const std::vector<uint8_t>& cach
 std::vector<double> exact_key(const std::vector<double>& key, const std::vector<float>& weight,
                               const std::vector<float>& bias, double eps);
 
-/// Expects logits to lie within `tolerance` of the row's largest magnitude. `expected` and `actual`: [rows, width]; only
+/// Expects logits to lie within `tolerance` of the row's largest finite magnitude, and those that are not finite to be the
+/// same. `expected` and `actual`: [rows, width]; only
 /// positions below ends count. Returns an empty string or a sentence.
 std::string check_logits(const Geometry& geometry, const std::vector<int32_t>& ends, const std::vector<float>& expected,
                          const std::vector<float>& actual, double tolerance);

@@ -23,6 +23,10 @@ protected:
 /// Whether the kernels were compiled for sm_90 or newer: those for older ones hold no wait and get no programmatic edges.
 bool compiled_with_programmatic_launch();
 
+/// The options with the scorer that this run of the tests is about: the portable one where the environment variable
+/// STEPGRAPH_TEST_SCORER is "portable".
+Options with_scorer_of_this_run(Options options);
+
 /// Which outputs a test asks for; `logits` and `winner_logits` make every row scored.
 struct Wanted {
     bool logits = true;
@@ -55,7 +59,8 @@ public:
     void replay(int rows);  // of what pipeline().capture() made
 
     /// Expects every output of every layer, every cache byte, the layout and the status to be bit-equal to `expected`, and
-    /// rows behind the bucket to be untouched.
+    /// rows behind the bucket to be untouched. Where the scorer is not the portable one, logits may lie 2e-3 of their row's
+    /// largest apart, and the selection must be the exact one of the device's own logits.
     void expect_equal(const StepCase& after, const ExpectedStep& expected, int rows);
 
     struct Outputs {
@@ -71,8 +76,13 @@ public:
 
 private:
     [[nodiscard]] StepBuffers step_buffers() const;
+    void expect_layer_equal(const Outputs& out, const StepCase& after, const ExpectedStep& expected,
+                            const reference::LayerOutputs& want) const;
+    void expect_layer_close(const Outputs& out, const StepCase& after, const ExpectedStep& expected,
+                            const reference::LayerOutputs& want) const;
 
     Geometry geometry_;
+    bool portable_;
     DeviceMemory seq_lens_, query_lens_, num_requests_, block_table_, slots_, workspace_;
     std::vector<LayerMemory> layers_;
     std::vector<LayerBuffers> buffers_;

@@ -7,8 +7,10 @@
 #include <stepgraph/kernels/reference/index_inputs.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/kernels/select.h>
 #include <stepgraph/layouts/query_row.h>
+#include <stepgraph/tools/step_checks.h>
 
 #include "device_step.h"
 #include "without_wait.h"
@@ -111,14 +113,17 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
     LateInput late_requests(requests);
     LateInput late_ends(ends);
     DeviceMemory prefix(16, 16, false);
-    const ScheduleArgs args{.row_request = late_requests.as<int32_t>(),
+    LateInput late_starts(std::vector<int32_t>{0, 2, 3, 4});
+    const ScheduleArgs args{.starts = late_starts.as<int32_t>(),
+                            .row_request = late_requests.as<int32_t>(),
                             .ends = late_ends.as<int32_t>(),
                             .rows = 4,
                             .tile_rows = 4,
+                            .rows_a_pass = 4,
                             .unscored_bound = 0,
                             .page_prefix = prefix.as<int32_t>()};
     check(
-        {&late_requests, &late_ends}, [&] { prefix.fill(poison_byte); },
+        {&late_starts, &late_requests, &late_ends}, [&] { prefix.fill(poison_byte); },
         [&] {
             schedule(args, {cudaStreamPerThread, true});
         },
@@ -245,6 +250,22 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
             },
             [&] { score_without_wait(&args, 8, cudaStreamPerThread); },
             [&] { return logits.download<float>() == want.logits; });
+
+        SCOPED_TRACE("score on Hopper");
+        if (can_score_sm90(g.cache_format, late_cache.as<uint8_t>(), g.page_stride_bytes)) {
+            prepare_score_sm90(g.heads);
+            const CUtensorMap map = make_page_map(late_cache.as<uint8_t>(), g.pages, g.page_stride_bytes);
+            check(
+                {&late_query, &late_weights, &late_cache},
+                [&] { logits.upload(std::vector<float>(want.logits.size(), -std::numeric_limits<float>::infinity())); },
+                [&] {
+                    score_sm90(args, map, 8, {cudaStreamPerThread, true});
+                },
+                [&] { score_sm90_without_wait(&args, &map, 8, cudaStreamPerThread); },
+                [&] {
+                    return tools::check_logits(g, expected.layout.ends, want.logits, logits.download<float>(), 2e-3).empty();
+                });
+        }
     }
     {
         SCOPED_TRACE("select");

@@ -120,8 +120,15 @@ TEST_F(Stages, ScheduleCountsTheLastRowOfEachRequestInItsTile) {
             for (int q = 0; static_cast<int>(requests.size()) < rows; ++q) {
                 const auto first = static_cast<int32_t>(random() % 3000);
                 for (uint64_t i = random() % 5; i > 0 && static_cast<int>(requests.size()) < rows; --i) {
-                    requests.push_back(random() % 50 == 0 ? -1 : q);
+                    requests.push_back(q);
                     ends.push_back(requests.back() < 0 ? 0 : first + static_cast<int32_t>(5 - i));
+                }
+            }
+            const int rows_a_pass = static_cast<int>(1 + random() % 5);
+            std::vector<int32_t> starts(static_cast<size_t>(rows) + 1, rows);  // more than there are requests
+            for (int row = rows - 1; row >= 0; --row) {
+                if (requests[static_cast<size_t>(row)] >= 0) {
+                    starts[static_cast<size_t>(requests[static_cast<size_t>(row)])] = row;
                 }
             }
             std::vector<int32_t> expected(requests.size());
@@ -129,18 +136,25 @@ TEST_F(Stages, ScheduleCountsTheLastRowOfEachRequestInItsTile) {
                 const auto r = static_cast<size_t>(row);
                 sum = row % tile_rows == 0 ? 0 : sum;
                 const bool last = row + 1 == rows || (row + 1) % tile_rows == 0 || requests[r + 1] != requests[r];
-                sum += last && requests[r] >= 0 && ends[r] > bound ? (ends[r] + 63) / 64 : 0;
+                if (last && requests[r] >= 0 && ends[r] > bound) {
+                    const int first = std::max(row / tile_rows * tile_rows, starts[static_cast<size_t>(requests[r])]);
+                    sum += (ends[r] + 63) / 64 * ((row - first + rows_a_pass) / rows_a_pass);
+                }
                 expected[r] = sum;
             }
             DeviceMemory device_requests(requests.size() * 4, 4, true);
             DeviceMemory device_ends(ends.size() * 4, 4, true);
+            DeviceMemory device_starts(starts.size() * 4, 4, true);
+            device_starts.upload(starts);
             DeviceMemory prefix(ends.size() * 4, 4, true);
             device_requests.upload(requests);
             device_ends.upload(ends);
-            schedule({.row_request = device_requests.as<int32_t>(),
+            schedule({.starts = device_starts.as<int32_t>(),
+                      .row_request = device_requests.as<int32_t>(),
                       .ends = device_ends.as<int32_t>(),
                       .rows = rows,
                       .tile_rows = tile_rows,
+                      .rows_a_pass = rows_a_pass,
                       .unscored_bound = bound,
                       .page_prefix = prefix.as<int32_t>()},
                      {cudaStreamPerThread, true});

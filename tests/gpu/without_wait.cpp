@@ -2,6 +2,7 @@
 #include <stepgraph/kernels/index_inputs.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/kernels/select.h>
 
 namespace broken = stepgraph;  // here: stepgraph_without_wait
@@ -21,6 +22,12 @@ void score_without_wait(const void* args, int blocks, cudaStream_t stream) {
     const auto& score_args = *static_cast<const broken::ScoreArgs*>(args);
     broken::prepare_score();
     broken::score(score_args, blocks, {stream, true});
+}
+
+void score_sm90_without_wait(const void* args, const void* map, int blocks, cudaStream_t stream) {
+    const auto& score_args = *static_cast<const broken::ScoreArgs*>(args);
+    broken::prepare_score_sm90(score_args.heads);
+    broken::score_sm90(score_args, *static_cast<const CUtensorMap*>(map), blocks, {stream, true});
 }
 
 void select_without_wait(const void* args, cudaStream_t stream) {
