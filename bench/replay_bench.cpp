@@ -62,7 +62,7 @@ struct LayerMemory {
 /// A bound and captured pipeline of `requests` requests of `context` tokens, one row each.
 class Model {
 public:
-    Model(stepgraph::CacheFormat format, int requests, int context, bool programmatic)
+    Model(stepgraph::CacheFormat format, int requests, int context, const stepgraph::Options& options)
         : pipeline_({.heads = 32,
                      .top_k = 2048,
                      .max_rows = requests,
@@ -73,7 +73,7 @@ public:
                      .pages = int64_t{requests} * context / 64,
                      .q_lora_rank = 1536,
                      .hidden_size = 7168},
-                    {.programmatic_edges = programmatic}) {
+                    options) {
         const stepgraph::Geometry& g = pipeline_.geometry();
         std::vector<int32_t> table(static_cast<size_t>(g.pages));
         for (size_t i = 0; i < table.size(); ++i) {
@@ -136,7 +136,8 @@ void replay_layer(benchmark::State& state) {
     const auto format = static_cast<stepgraph::CacheFormat>(state.range(0));
     const auto requests = static_cast<int>(state.range(1));
     const auto context = static_cast<int>(state.range(2));
-    Model model(format, requests, context, state.range(3) != 0);
+    Model model(format, requests, context,
+                {.programmatic_edges = state.range(3) != 0, .hopper_scorer = state.range(4) != 0});
     cudaStream_t stream = cudaStreamPerThread;
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
@@ -163,10 +164,10 @@ void replay_layer(benchmark::State& state) {
     cudaEventDestroy(end);
 }
 
-// format (0 fp8, 2 mxfp4), requests, context in tokens, programmatic edges
+// format (0 fp8, 2 mxfp4), requests, context in tokens, programmatic edges, Hopper's scorer (of fp8)
 BENCHMARK(replay_layer)
-    ->ArgNames({"format", "requests", "context", "programmatic"})
-    ->ArgsProduct({{0, 2}, {1, 32}, {4096, 32768}, {0, 1}})
+    ->ArgNames({"format", "requests", "context", "programmatic", "hopper"})
+    ->ArgsProduct({{0, 2}, {1, 32}, {4096, 32768}, {0, 1}, {0, 1}})
     ->UseManualTime()
     ->Iterations(11)
     ->Unit(benchmark::kMicrosecond);

@@ -383,7 +383,8 @@ bool can_score_sm90(CacheFormat format, const uint8_t* cache, int64_t page_strid
     check_cuda(cudaFuncGetAttributes(&attributes, kernel_for(32)), "score_sm90");
     const bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
                         attribute_of_device(cudaDevAttrComputeCapabilityMinor) == 0 && attributes.ptxVersion >= 90;
-    return hopper && !is_mxfp4(format) && reinterpret_cast<uintptr_t>(cache) % 16 == 0 && page_stride_bytes % 16 == 0;
+    return hopper && !is_mxfp4(format) && reinterpret_cast<uintptr_t>(cache) % 16 == 0 && page_stride_bytes % 16 == 0 &&
+           page_stride_bytes < int64_t{1} << 40;  // what a tensor map can step over
 }
 
 int score_sm90_rows_a_pass(int heads) {

@@ -8,7 +8,7 @@
 namespace stepgraph {
 
 /// Whether score_sm90() can read such pages here: a GPU of compute capability 9.0, kernels compiled for sm_90a, FP8 pages
-/// whose base and stride are multiples of 16 bytes. Throws Error(cuda).
+/// whose base and stride are multiples of 16 bytes, the stride below 2^40. Throws Error(cuda).
 bool can_score_sm90(CacheFormat format, const uint8_t* cache, int64_t page_stride_bytes);
 
 /// Query rows that share one reading of a request's keys: 128 / heads.

@@ -354,7 +354,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
     prepare_score();
     prepare_select();
     const bool own_scorer =
-        !parts_->options.portable_scorer && std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+        parts_->options.hopper_scorer && std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
             return can_score_sm90(geometry.cache_format, layer.cache, geometry.page_stride_bytes);
         });
     if (own_scorer) {

@@ -71,7 +71,9 @@ public:
           geometry_(demo_geometry(options)),
           model_(geometry_, options.layers, seed),
           batch_(geometry_, conversation_trace(), options.shrink, seed + 1),
-          device_(on_device ? std::make_unique<DemoDevice>(geometry_, model_) : nullptr) {}
+          device_(on_device
+                      ? std::make_unique<DemoDevice>(geometry_, Options{.hopper_scorer = options.hopper_scorer}, model_)
+                      : nullptr) {}
 
     int run() {
         print_head();

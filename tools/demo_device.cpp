@@ -39,7 +39,8 @@ struct DemoDevice::Memory {
     }
 };
 
-DemoDevice::DemoDevice(const Geometry& g, const DemoModel& model) : memory_(std::make_unique<Memory>()), pipeline_(g) {
+DemoDevice::DemoDevice(const Geometry& g, const Options& options, const DemoModel& model)
+    : memory_(std::make_unique<Memory>()), pipeline_(g, options) {
     Memory& m = *memory_;
     check_cuda(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     check_cuda(cudaEventCreate(&m.begin), "cudaEventCreate");

@@ -30,7 +30,7 @@ struct DeviceStepResult {
 class DemoDevice {
 public:
     /// Allocates, binds and captures buckets of powers of two up to max_rows. Throws Error.
-    DemoDevice(const Geometry& geometry, const DemoModel& model);
+    DemoDevice(const Geometry& geometry, const Options& options, const DemoModel& model);
     ~DemoDevice();
     DemoDevice(const DemoDevice&) = delete;
     DemoDevice& operator=(const DemoDevice&) = delete;

@@ -175,9 +175,9 @@ StepResults run_on_cpu(const Case& step, bool logits) {
     return results;
 }
 
-StepResults run_on_cuda(const Case& step, Launch launch, bool logits) {
+StepResults run_on_cuda(const Case& step, Launch launch, bool logits, const Options& options) {
     const int rows = step.geometry.max_rows;
-    Pipeline pipeline(step.geometry);
+    Pipeline pipeline(step.geometry, options);
     const DeviceStep device(step, pipeline.workspace_bytes(), logits);
     const LayerBuffers layer = device.layer_buffers();
     const OwnStream stream;

@@ -43,7 +43,7 @@ struct StepResults {
 StepResults run_on_cpu(const Case& step, bool logits);
 
 /// The step on the current GPU. Outputs are poisoned before, so that what is not written shows. Synchronises. Throws Error.
-StepResults run_on_cuda(const Case& step, Launch launch, bool logits);
+StepResults run_on_cuda(const Case& step, Launch launch, bool logits, const Options& options = {});
 
 /// The tensors that `run` writes.
 Safetensors outputs_of(const Case& step, const StepResults& results, bool logits, bool physical);
