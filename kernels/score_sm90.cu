@@ -41,7 +41,6 @@ struct Segment {
     int request;
     int page_begin, page_end;
     int first_row, rows;
-    int last_row_of_request;  // in the tile
 };
 
 /// Walks over a range of the tile's units; a unit is one page in one pass over a request's rows. Each warp walks on its own.
@@ -83,7 +82,7 @@ private:
         const int page_end = min(pages, page_begin + end_ - unit_);
         unit_ += page_end - page_begin;
         const int first_row = first + pass * rows_a_pass;
-        return {request, page_begin, page_end, first_row, min(rows_a_pass, last + 1 - first_row), last};
+        return {request, page_begin, page_end, first_row, min(rows_a_pass, last + 1 - first_row)};
     }
 
     const ScoreArgs& args_;
