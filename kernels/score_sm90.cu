@@ -92,7 +92,8 @@ private:
     int before_ = 0;  // prefix of the row before base_
 };
 
-__device__ void sync_consumers() {
+// [[maybe_unused]], here and below: for architectures other than sm_90a the kernel that uses them is empty.
+[[maybe_unused]] __device__ void sync_consumers() {
     asm volatile("bar.sync 1, %0;" ::"n"(consumer_threads) : "memory");
 }
 
@@ -168,7 +169,7 @@ __device__ void load_query(const ScoreArgs& args, const Segment& segment, Shared
 }
 
 /// This thread's part of the keys of a stage as FP16, [step][4] as the matrix units take them.
-__device__ void load_keys(const uint8_t* payload, int token, uint32_t (&keys)[steps][4]) {
+[[maybe_unused]] __device__ void load_keys(const uint8_t* payload, int token, uint32_t (&keys)[steps][4]) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // tokens `token` and `token + 8`
@@ -187,13 +188,13 @@ __device__ void load_keys(const uint8_t* payload, int token, uint32_t (&keys)[st
     }
 }
 
-__device__ float scale_of(CacheFormat format, const uint8_t* scales, int token) {
+[[maybe_unused]] __device__ float scale_of(CacheFormat format, const uint8_t* scales, int token) {
     const uint32_t bits = *reinterpret_cast<const uint32_t*>(scales + token * 4);
     return format == CacheFormat::fp8 ? float_of(bits) : ue8m0_scale(static_cast<uint8_t>(bits));
 }
 
 /// max(0, x) that keeps a NaN, in one instruction.
-__device__ float relu(float x) {
+[[maybe_unused]] __device__ float relu(float x) {
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
     return y;
@@ -223,7 +224,7 @@ struct Held {
     }
 };
 
-__device__ float* logits_of(const ScoreArgs& args, const Segment& segment, int row) {
+[[maybe_unused]] __device__ float* logits_of(const ScoreArgs& args, const Segment& segment, int row) {
     return args.logits + static_cast<int64_t>(segment.first_row + row - args.tile_begin) * args.logits_stride;
 }
 
