@@ -137,7 +137,7 @@ void replay_layer(benchmark::State& state) {
     const auto requests = static_cast<int>(state.range(1));
     const auto context = static_cast<int>(state.range(2));
     Model model(format, requests, context,
-                {.programmatic_edges = state.range(3) != 0, .hopper_scorer = state.range(4) != 0});
+                {.programmatic_edges = state.range(3) != 0, .portable_scorer = state.range(4) != 0, .tile_rows = 0});
     cudaStream_t stream = cudaStreamPerThread;
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
@@ -164,9 +164,9 @@ void replay_layer(benchmark::State& state) {
     cudaEventDestroy(end);
 }
 
-// format (0 fp8, 2 mxfp4), requests, context in tokens, programmatic edges, Hopper's scorer (of fp8)
+// format (0 fp8, 2 mxfp4), requests, context in tokens, programmatic edges, portable scorer
 BENCHMARK(replay_layer)
-    ->ArgNames({"format", "requests", "context", "programmatic", "hopper"})
+    ->ArgNames({"format", "requests", "context", "programmatic", "portable"})
     ->ArgsProduct({{0, 2}, {1, 32}, {4096, 32768}, {0, 1}, {0, 1}})
     ->UseManualTime()
     ->Iterations(11)

@@ -1,9 +1,7 @@
-// Barriers in shared memory and copies by Hopper's copy engine.
+// Barriers in shared memory and copies into it that go on while threads do other things.
 #pragma once
 
 #include <cstdint>
-
-#include <cuda.h>
 
 namespace stepgraph::sm90 {
 
@@ -43,26 +41,38 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
         : "memory");
 }
 
-/// What ordinary stores wrote becomes visible to the copy engine and the matrix units.
-__device__ __forceinline__ void async_proxy_fence() {
-    asm volatile("fence.proxy.async;" ::: "memory");
+/// What ordinary stores wrote to global memory becomes visible to the copy engine.
+__device__ __forceinline__ void async_proxy_fence_global() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+/// What ordinary stores wrote to shared memory becomes visible to the matrix units.
+__device__ __forceinline__ void async_proxy_fence_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// Copies box (0, 0, page) of a three-dimensional tensor map.
-__device__ __forceinline__ void copy_page(void* to, const CUtensorMap* map, int page, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3}], [%4];" ::"r"(
-            shared_address(to)),
-        "l"(map), "r"(0), "r"(page), "r"(shared_address(barrier))
-        : "memory");
+/// A hint for data that is read once: it leaves the L2 first.
+__device__ __forceinline__ uint64_t evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
 /// Copies bytes that are a multiple of 16, both sides aligned to 16.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
+}
+
+/// Starts to copy four bytes into shared memory, by the ordinary way of this thread.
+__device__ __forceinline__ void copy_word(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+/// Waits for the words that this thread copies.
+__device__ __forceinline__ void wait_for_copied_words() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 }  // namespace stepgraph::sm90

@@ -7,6 +7,7 @@
 #include <stepgraph/layouts/step_status.h>
 
 #include "launch.h"
+#include "schedule.h"
 
 namespace stepgraph {
 
@@ -17,6 +18,7 @@ struct ScoreArgs {
     int max_rows;               // of the query buffer
     int tile_begin;             // first row of the tile
     int tile_rows;              // of this tile, the last one may be shorter
+    int schedule_tile_rows;     // of every tile but the last, as in the schedule
     const uint8_t* query;       // query_bytes() of max_rows, see query_row.h
     const float* head_weights;  // [max_rows, heads]
     const uint8_t* cache;       // [pages] of page_stride_bytes, 4-byte aligned
@@ -27,11 +29,13 @@ struct ScoreArgs {
     const int32_t* starts;       // [max_requests + 1]
     const int32_t* row_request;  // [rows]
     const int32_t* ends;         // [rows] exclusive
-    const int32_t* page_prefix;  // [rows], see schedule.h
+    const int32_t* page_prefix;  // [rows], see schedule.h; for the portable scorer
+    const ScorePiece* pieces;    // of this tile, see schedule.h; for the Hopper scorer
+    int32_t* drawn;              // [1] of this tile: pieces that blocks drew; 0 before and after; for the Hopper scorer
     int unscored_bound;          // as in the schedule
 
-    float*
-        logits;  // [tile_rows, logits_stride]; row 0 is tile_begin; [r, j] is written for j < ends of rows above the bound
+    // [tile_rows, logits_stride]; row 0 is tile_begin; [r, j] is written for j < ends of rows above the bound
+    float* logits;
     int64_t logits_stride;
     StepStatus* status;
 };

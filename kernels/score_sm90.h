@@ -1,28 +1,28 @@
-// Score on Hopper: FP8 pages by the tensor copy engine into a ring, products by the matrix units, sums in registers.
+// Score on Hopper: FP8 pages by the bulk copy engine into a ring, products by the matrix units, sums in registers.
 #pragma once
-
-#include <cuda.h>
 
 #include "score.h"
 
 namespace stepgraph {
 
 /// Whether score_sm90() can read such pages here: a GPU of compute capability 9.0, kernels compiled for sm_90a, FP8 pages
-/// whose base and stride are multiples of 16 bytes, the stride below 2^40. Throws Error(cuda).
+/// whose base and stride are multiples of 16 bytes. Throws Error(cuda).
 bool can_score_sm90(CacheFormat format, const uint8_t* cache, int64_t page_stride_bytes);
 
-/// Query rows that share one reading of a request's keys: 128 / heads.
+/// Query rows that share one reading of a request's keys: 256 / heads.
 int score_sm90_rows_a_pass(int heads);
 
-/// The tensor map of a layer's payloads: [pages][64 tokens][128 bytes]. Made once, passed by value. Throws Error(cuda).
-CUtensorMap make_page_map(const uint8_t* cache, int64_t pages, int64_t page_stride_bytes);
+/// Rows with no more keys than this are scored by products that are exact but for the order of their FP32 sums. Longer ones
+/// are scored by E4M3 products, whose sums keep some 14 bits: of a row with many keys the largest logit is far above what is
+/// lost; of a row with few it may itself be what is left of a cancellation.
+inline constexpr int score_sm90_exact_keys = 1024;
 
-/// Enqueues one block a multiprocessor. The same logits as score() but for the order of its FP32 sums, and the same bits for
-/// a row whatever the batch or tile. Throws Error.
-void score_sm90(const ScoreArgs& args, const CUtensorMap& pages, int blocks, LaunchContext context);
+/// Enqueues `blocks` blocks, those that args.pieces was made for. The logits of score() within 2e-3 of a row's largest, and
+/// the same bits for a row whatever the batch, the tile or the number of blocks. Throws Error.
+void score_sm90(const ScoreArgs& args, int blocks, LaunchContext context);
 void prepare_score_sm90(int heads);
 
-/// Multiprocessors of the current device. Throws Error.
+/// Blocks that fill the current device. Throws Error.
 int score_sm90_blocks();
 
 }  // namespace stepgraph

@@ -44,10 +44,10 @@ struct Options {
     /// Whether kernels may start before their predecessors have ended (programmatic dependent launch). The results are the
     /// same bits; off, a step is slower and easier to profile.
     bool programmatic_edges = true;
-    /// Score FP8 pages with Hopper's copy engine and matrix units where GPU, pages and build allow: several times faster
-    /// than the portable scorer, logits within the rounding of FP32 sums of it. Off unless asked for: the same bits in every
-    /// replay are shown by tests, those in every batch and tile not yet.
-    bool hopper_scorer = false;
+    /// Score with the kernel that runs everywhere, also where a faster one could be used: FP8 pages on Hopper, base and
+    /// stride multiples of 16 bytes. It is bit-equal to the reference, and a second opinion; the faster one's logits lie
+    /// within 2e-3 of a row's largest of it.
+    bool portable_scorer = false;
     /// Query rows that share one tile of logits; 0: default_tile_rows() of the geometry. Bounds the workspace, not the
     /// result.
     int tile_rows = 0;

@@ -63,8 +63,8 @@ struct Pipeline::Bound {
     std::vector<LayerBuffers> layers;
     WorkspaceParts work;
     int unscored_bound;  // rows with ends <= this need no logits
-    int score_blocks;
-    std::vector<CUtensorMap> page_maps;  // by layer; empty: the portable scorer is used
+    int score_blocks;    // of the scorer in use
+    bool portable_scorer;
     std::optional<Product> query_product;
     std::optional<Product> packed_product;
     std::map<int, CapturedGraph> graphs;  // by bucket
@@ -176,9 +176,15 @@ void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
               .ends = work.ends,
               .rows = rows,
               .tile_rows = tile_rows,
-              .rows_a_pass = page_maps.empty() ? tile_rows : score_sm90_rows_a_pass(geometry.heads),
               .unscored_bound = unscored_bound,
-              .page_prefix = work.page_prefix},
+              .page_prefix = portable_scorer ? work.page_prefix : nullptr,
+              .pieces = portable_scorer ? nullptr : work.pieces,
+              .pieces_a_tile = work.pieces_a_tile,
+              .drawn = work.drawn,
+              .block_table = step.block_table,
+              .block_table_stride = geometry.block_table_stride,
+              .rows_a_pass = score_sm90_rows_a_pass(geometry.heads),
+              .blocks = score_blocks},
              on(stream));
 }
 
@@ -224,6 +230,7 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
                          .max_rows = geometry.max_rows,
                          .tile_begin = tile_begin,
                          .tile_rows = rows_of_tile,
+                         .schedule_tile_rows = tile_rows,
                          .query = work.query,
                          .head_weights = work.head_weights,
                          .cache = layer.cache,
@@ -235,15 +242,17 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
                          .row_request = work.row_request,
                          .ends = work.ends,
                          .page_prefix = work.page_prefix,
+                         .pieces = work.pieces + tile_begin / tile_rows * work.pieces_a_tile,
+                         .drawn = work.drawn + tile_begin / tile_rows,
                          .unscored_bound = unscored_bound,
                          .logits = logits,
                          .logits_stride = width,
                          .status = work.status};
-    if (page_maps.empty()) {
+    if (portable_scorer) {
         const auto most_pieces = int64_t{rows_of_tile} * geometry.block_table_columns;
         score(args, static_cast<int>(std::min<int64_t>(score_blocks, most_pieces)), on(stream));
     } else {
-        score_sm90(args, page_maps[static_cast<size_t>(&layer - layers.data())], score_blocks, on(stream));
+        score_sm90(args, score_blocks, on(stream));
     }
 
     select({.tile_begin = tile_begin,
@@ -345,7 +354,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .work = lay_out_workspace(geometry, parts_->tile_rows, workspace.data),
                                                .unscored_bound = all_logits ? 0 : geometry.top_k,
                                                .score_blocks = stepgraph::score_blocks(geometry.heads),
-                                               .page_maps = {},
+                                               .portable_scorer = true,
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
                                                .graphs = {}});
@@ -353,16 +362,13 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
     prepare_index_inputs();
     prepare_score();
     prepare_select();
-    const bool own_scorer =
-        parts_->options.hopper_scorer && std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
+    bound->portable_scorer =
+        parts_->options.portable_scorer || !std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
             return can_score_sm90(geometry.cache_format, layer.cache, geometry.page_stride_bytes);
         });
-    if (own_scorer) {
+    if (!bound->portable_scorer) {
         prepare_score_sm90(geometry.heads);
         bound->score_blocks = score_sm90_blocks();
-        for (const LayerBuffers& layer : layers) {
-            bound->page_maps.push_back(make_page_map(layer.cache, geometry.pages, geometry.page_stride_bytes));
-        }
     }
     if (std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) { return layer.iq == nullptr; })) {
         bound->query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);

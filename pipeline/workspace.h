@@ -6,6 +6,7 @@
 
 #include <cuda_bf16.h>
 
+#include <stepgraph/kernels/schedule.h>
 #include <stepgraph/layouts/step_status.h>
 
 #include "geometry.h"
@@ -21,7 +22,10 @@ struct WorkspaceParts {
     int32_t* ends;         // [max_rows]
     int64_t* slots;        // [max_rows]
     int32_t* page_prefix;  // [max_rows]
+    int32_t* drawn;        // [tiles of max_rows]
     size_t layout_bytes;   // of all that stands above, status and layout, from the base on
+    int64_t pieces_a_tile;
+    ScorePiece* pieces;  // [tiles of max_rows, pieces_a_tile]
     void* layout_temporaries;
     size_t layout_temporary_bytes;
     __nv_bfloat16* iq;         // [max_rows, heads * 128]; null where the engine projects

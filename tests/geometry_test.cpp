@@ -377,7 +377,9 @@ TEST(WorkspaceBytes, GrowWithRowsRequestsAndTheTileAndDoNotDependOnPages) {
     larger = geometry;
     larger.max_requests *= 100;
     EXPECT_GT(Pipeline(larger).workspace_bytes(), bytes);
-    EXPECT_EQ(Pipeline(geometry, {.tile_rows = 33}).workspace_bytes(), bytes + 4096 * 4);
+    // One more row of logits, and room for two more pieces of scoring.
+    EXPECT_GE(Pipeline(geometry, {.tile_rows = 33}).workspace_bytes(), bytes + 4096 * 4);
+    EXPECT_LE(Pipeline(geometry, {.tile_rows = 33}).workspace_bytes(), bytes + 4096 * 4 + 512);
     larger = geometry;
     larger.pages *= 1000;
     EXPECT_EQ(Pipeline(larger).workspace_bytes(), bytes);

@@ -72,7 +72,7 @@ public:
           model_(geometry_, options.layers, seed),
           batch_(geometry_, conversation_trace(), options.shrink, seed + 1),
           device_(on_device
-                      ? std::make_unique<DemoDevice>(geometry_, Options{.hopper_scorer = options.hopper_scorer}, model_)
+                      ? std::make_unique<DemoDevice>(geometry_, Options{.portable_scorer = options.portable_scorer}, model_)
                       : nullptr) {}
 
     int run() {

@@ -16,9 +16,9 @@ struct DemoOptions {
     int layers = 4;
     int requests = 10;
     int top_k = 512;
-    int shrink = 16;             // of the trace's lengths
-    bool hopper_scorer = false;  // see Options
-    uint64_t seed = 0;           // 0: a fresh one, which is printed
+    int shrink = 16;               // of the trace's lengths
+    bool portable_scorer = false;  // see Options
+    uint64_t seed = 0;             // 0: a fresh one, which is printed
 };
 
 /// Prints a line a step and a closing one. Returns 0 where every step was right, 1 where one was not. Throws Error.

@@ -71,7 +71,7 @@ void add_demo(CLI::App& app, DemoOptions& options, int& exit_code) {
     command->add_option("--shrink", options.shrink, "What the trace's lengths are divided by")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
-    command->add_flag("--hopper-scorer", options.hopper_scorer, "GPU: score FP8 pages with Hopper's matrix units");
+    command->add_flag("--portable-scorer", options.portable_scorer, "GPU: score with the kernel that runs everywhere");
     command->add_option("--seed", options.seed, "Of all random data; 0: a fresh one")->capture_default_str();
     command->callback([&options, &exit_code] { exit_code = demo(options); });
 }
@@ -97,7 +97,7 @@ void add_graph(CLI::App& app, GraphOptions& options, int& exit_code) {
     add_shape(*command, options.shape);
     command->add_option("--layers", options.layers, "Layers of the step")->capture_default_str();
     command->add_flag("--full-edges", options.shape.full_edges, "Without programmatic edges");
-    command->add_flag("--hopper-scorer", options.shape.hopper_scorer, "Score FP8 pages with Hopper's matrix units");
+    command->add_flag("--portable-scorer", options.shape.portable_scorer, "Score with the kernel that runs everywhere");
     command->add_flag("--dot", options.dot, "Print Graphviz's language instead of a table");
     command->callback([&options, &exit_code] { exit_code = graph(options); });
 }

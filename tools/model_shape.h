@@ -18,7 +18,7 @@ struct ModelShape {
     CacheFormat format = CacheFormat::fp8;
     bool engine_projects = false;
     bool full_edges = false;
-    bool hopper_scorer = false;
+    bool portable_scorer = false;
 };
 
 /// Not validated. One page stands for the cache: neither the workspace nor the graph depends on how many there are.
@@ -43,7 +43,7 @@ inline Geometry geometry_of(const ModelShape& shape) {
 }
 
 inline Options options_of(const ModelShape& shape) {
-    return {.programmatic_edges = !shape.full_edges, .hopper_scorer = shape.hopper_scorer, .tile_rows = shape.tile_rows};
+    return {.programmatic_edges = !shape.full_edges, .portable_scorer = shape.portable_scorer, .tile_rows = shape.tile_rows};
 }
 
 }  // namespace stepgraph::tools

@@ -30,8 +30,8 @@ protected:
 };
 
 TEST_P(CaseOnTheGpu, GivesWhatTheFileExpects) {
-    for (const bool hopper_scorer : {false, true}) {
-        const StepResults results = run_on_cuda(loaded.step, launch, true, {.hopper_scorer = hopper_scorer});
+    for (const bool portable_scorer : {true, false}) {
+        const StepResults results = run_on_cuda(loaded.step, launch, true, {.portable_scorer = portable_scorer});
         EXPECT_EQ(joined(differences_from_expected(loaded, results)), "");
         EXPECT_EQ(joined(differences_from_own_logits(loaded, results)), "");
         EXPECT_EQ(results.status, StepStatus{});
@@ -46,8 +46,8 @@ TEST_P(CaseOnTheGpu, AgreesWithTheHost) {
     const StepResults device = run_on_cuda(loaded.step, launch, true);
     const StepResults host = run_on_cpu(loaded.step, true);
     EXPECT_EQ(joined(differences_between(loaded, device, host)), "");
-    const StepResults hopper = run_on_cuda(loaded.step, launch, true, {.hopper_scorer = true});
-    EXPECT_EQ(joined(differences_between(loaded, hopper, host)), "");
+    const StepResults portable = run_on_cuda(loaded.step, launch, true, {.portable_scorer = true});
+    EXPECT_EQ(joined(differences_between(loaded, portable, host)), "");
 }
 
 TEST_P(CaseOnTheGpu, GivesTheSameWithoutLogitsAskedFor) {

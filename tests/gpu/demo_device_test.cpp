@@ -11,12 +11,12 @@ class DemoOnDevice : public GpuTest {};
 TEST_F(DemoOnDevice, IsRightInEveryFormat) {
     for (const CacheFormat format :
          {CacheFormat::fp8, CacheFormat::fp8_mx, CacheFormat::mxfp4, CacheFormat::mxfp4_rowgroup}) {
-        for (const bool hopper_scorer : {false, true}) {
+        for (const bool portable_scorer : {false, true}) {
             EXPECT_EQ(tools::demo({.device = tools::Device::cuda,
                                    .format = format,
                                    .steps = 35,
                                    .requests = 6,
-                                   .hopper_scorer = hopper_scorer}),
+                                   .portable_scorer = portable_scorer}),
                       0);
         }
     }

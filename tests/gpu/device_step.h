@@ -33,7 +33,6 @@ struct Wanted {
     bool winner_logits = true;
     bool physical_slots = true;
     bool counts = true;
-    bool portable_scorer = false;  // whichever this run of the tests is about
 
     [[nodiscard]] bool all_logits() const { return logits || winner_logits; }
 };

@@ -383,12 +383,12 @@ TEST_F(StepGraph, TakesEachLayersProjectionsFromWhoeverMakesThem) {
     step.layers[1].w_kv.clear();
     step.layers[1].iq = by_engine.layers[0].iq;
     step.layers[1].projected = by_engine.layers[0].projected;
-    const Wanted portable{.portable_scorer = true};
-    DeviceStep device(step, {}, portable);
+    const Options portable{.portable_scorer = true};
+    DeviceStep device(step, portable);
     device.pipeline().capture({8});
     device.replay(8);
     const auto captured = device.snapshot();
-    DeviceStep eager(step, {}, portable);
+    DeviceStep eager(step, portable);
     eager.run_eager(8);
     EXPECT_EQ(captured, eager.snapshot());
     // The engine's layer is the reference's, bit for bit.

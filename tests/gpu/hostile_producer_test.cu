@@ -2,6 +2,7 @@
 // still see what it wrote; the same kernel compiled without its wait must not, or the test shows nothing.
 #include <cstring>
 #include <functional>
+#include <numeric>
 
 #include <stepgraph/kernels/index_inputs.h>
 #include <stepgraph/kernels/reference/index_inputs.h>
@@ -113,23 +114,41 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
     LateInput late_requests(requests);
     LateInput late_ends(ends);
     DeviceMemory prefix(16, 16, false);
+    DeviceMemory pieces(static_cast<size_t>(most_score_pieces(4, 100)) * sizeof(ScorePiece), 32, false);
+    DeviceMemory drawn(sizeof(int32_t), 16, false);
     LateInput late_starts(std::vector<int32_t>{0, 2, 3, 4});
+    std::vector<int32_t> table(300);
+    std::iota(table.begin(), table.end(), 1000);
+    LateInput late_table(table);
     const ScheduleArgs args{.starts = late_starts.as<int32_t>(),
                             .row_request = late_requests.as<int32_t>(),
                             .ends = late_ends.as<int32_t>(),
                             .rows = 4,
                             .tile_rows = 4,
-                            .rows_a_pass = 4,
                             .unscored_bound = 0,
-                            .page_prefix = prefix.as<int32_t>()};
+                            .page_prefix = prefix.as<int32_t>(),
+                            .pieces = pieces.as<ScorePiece>(),
+                            .pieces_a_tile = most_score_pieces(4, 100),
+                            .drawn = drawn.as<int32_t>(),
+                            .block_table = late_table.as<int32_t>(),
+                            .block_table_stride = 100,
+                            .rows_a_pass = 4,
+                            .blocks = 8};
     check(
-        {&late_starts, &late_requests, &late_ends}, [&] { prefix.fill(poison_byte); },
+        {&late_starts, &late_requests, &late_ends, &late_table},
+        [&] {
+            prefix.fill(poison_byte);
+            pieces.fill(poison_byte);
+        },
         [&] {
             schedule(args, {cudaStreamPerThread, true});
         },
         [&] { schedule_without_wait(&args, cudaStreamPerThread); },
         [&] {
-            return prefix.download<int32_t>() == std::vector<int32_t>{0, 11, 111, 112};
+            // 112 pages for 8 blocks, 14 each: the third begins with page 28 - 11 of request 1.
+            const auto third = pieces.download<ScorePiece>()[4];
+            return prefix.download<int32_t>() == std::vector<int32_t>{0, 11, 111, 112} && third.drawn == 0 &&
+                   third.request == 1 && third.page_begin == 17 && third.block == 1000 + 100 + 17;
         });
 }
 
@@ -142,19 +161,21 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
     const ExpectedStep expected = expected_step(step, 4, true);
     const auto& want = expected.layers[0];
     const std::vector<uint8_t>& new_cache = step.layers[0].cache;
-    const std::vector<int32_t> prefix = {4, 8, 12, 16};  // pages of 200 keys, four rows
 
     LateInput starts(expected.layout.starts);
     LateInput requests(expected.layout.row_request);
     LateInput ends(expected.layout.ends);
     LateInput slots(expected.layout.slots);
-    LateInput late_prefix(prefix);
     LateInput iq(step.layers[0].iq);
     LateInput projected(step.layers[0].projected);
     LateInput late_query(want.query);
     LateInput late_weights(want.head_weights);
     LateInput late_cache(new_cache);
     LateInput late_logits(want.logits);
+    DeviceMemory prefix(4 * sizeof(int32_t), 16, false);
+    DeviceMemory pieces(static_cast<size_t>(most_score_pieces(4, 100)) * sizeof(ScorePiece), 32, false);
+    DeviceMemory drawn(sizeof(int32_t), 16, false);
+    drawn.fill(0);
     DeviceMemory norm_weight(512, 16, false);
     DeviceMemory norm_bias(512, 16, false);
     DeviceMemory table(step.block_table.size() * 4, 16, false);
@@ -214,9 +235,28 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
         check_cuda(cudaMemcpy(d.to, d.from, d.words * 4, cudaMemcpyDeviceToDevice), "cudaMemcpy");
         check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     };
-    for (LateInput* input : {&starts, &requests, &ends, &late_prefix}) {
+    for (LateInput* input : {&starts, &requests, &ends}) {
         deliver(*input);
     }
+    schedule({.starts = starts.as<int32_t>(),
+              .row_request = requests.as<int32_t>(),
+              .ends = ends.as<int32_t>(),
+              .rows = 4,
+              .tile_rows = 4,
+              .unscored_bound = 0,
+              .page_prefix = prefix.as<int32_t>(),
+              .pieces = pieces.as<ScorePiece>(),
+              .pieces_a_tile = most_score_pieces(4, 100),
+              .drawn = drawn.as<int32_t>(),
+              .block_table = table.as<int32_t>(),
+              .block_table_stride = g.block_table_stride,
+              .rows_a_pass = 4,
+              .blocks = 8},
+             {cudaStreamPerThread, true});
+    check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the schedule");
+    std::vector<ScorePiece> made = pieces.download<ScorePiece>();
+    made.resize(2 * 8);  // of eight blocks; four requests of four pages leave no more
+    LateInput late_pieces(made);
     {
         SCOPED_TRACE("score");
         const ScoreArgs args{.format = g.cache_format,
@@ -225,6 +265,7 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
                              .max_rows = 4,
                              .tile_begin = 0,
                              .tile_rows = 4,
+                             .schedule_tile_rows = 4,
                              .query = late_query.as<uint8_t>(),
                              .head_weights = late_weights.as<float>(),
                              .cache = late_cache.as<uint8_t>(),
@@ -235,7 +276,9 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
                              .starts = starts.as<int32_t>(),
                              .row_request = requests.as<int32_t>(),
                              .ends = ends.as<int32_t>(),
-                             .page_prefix = late_prefix.as<int32_t>(),
+                             .page_prefix = prefix.as<int32_t>(),
+                             .pieces = late_pieces.as<ScorePiece>(),
+                             .drawn = drawn.as<int32_t>(),
                              .unscored_bound = 0,
                              .logits = logits.as<float>(),
                              .logits_stride = g.width(),
@@ -254,14 +297,13 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
         SCOPED_TRACE("score on Hopper");
         if (can_score_sm90(g.cache_format, late_cache.as<uint8_t>(), g.page_stride_bytes)) {
             prepare_score_sm90(g.heads);
-            const CUtensorMap map = make_page_map(late_cache.as<uint8_t>(), g.pages, g.page_stride_bytes);
             check(
-                {&late_query, &late_weights, &late_cache},
+                {&late_query, &late_weights, &late_cache, &late_pieces},
                 [&] { logits.upload(std::vector<float>(want.logits.size(), -std::numeric_limits<float>::infinity())); },
                 [&] {
-                    score_sm90(args, map, 8, {cudaStreamPerThread, true});
+                    score_sm90(args, 8, {cudaStreamPerThread, true});
                 },
-                [&] { score_sm90_without_wait(&args, &map, 8, cudaStreamPerThread); },
+                [&] { score_sm90_without_wait(&args, 8, cudaStreamPerThread); },
                 [&] {
                     return tools::check_logits(g, expected.layout.ends, want.logits, logits.download<float>(), 2e-3).empty();
                 });

@@ -57,15 +57,57 @@ TEST_F(WholeStep, TakesOneToSixteenVerifyRowsMixed) {
     }
 }
 
+/// Lengths and ragged rows round the number of keys up to which Hopper's scorer multiplies exactly.
+StepCase make_long_case(CacheFormat format, int heads, int max_rows, Random& random) {
+    StepCase step =
+        make_case({.format = format, .heads = heads, .max_rows = max_rows, .max_requests = 6, .columns = 40}, random);
+    step.seq_lens = {1030, 1024, 1025, 2560, 1500 + static_cast<int32_t>(random() % 900), 700};
+    step.query_lens = {19, 1, 2, 7, static_cast<int32_t>(1 + random() % 9), 3};
+    step.set_table();
+    return step;
+}
+
+TEST_F(WholeStep, IsTheReferencesForLongRows) {
+    Random random = fresh_random();
+    for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::fp8_mx}) {
+        for (const int heads : {16, 32, 64}) {
+            SCOPED_TRACE(std::to_string(static_cast<int>(format)) + ", heads " + std::to_string(heads));
+            StepCase step = make_long_case(format, heads, 36, random);
+            run_and_compare(step);
+        }
+    }
+}
+
 TEST_F(WholeStep, GivesTheSameBitsInEveryTile) {
     Random random = fresh_random();
-    const StepCase step = make_case({.format = CacheFormat::mxfp4, .max_rows = 70, .max_requests = 30}, random);
-    std::vector<std::vector<uint8_t>> first;
-    for (const int tile_rows : {0, 1, 3, 32, 70}) {
-        DeviceStep device(step, {.tile_rows = tile_rows});
-        device.run_eager(70);
-        first = first.empty() ? device.snapshot() : first;
-        EXPECT_EQ(device.snapshot(), first) << "tile of " << tile_rows;
+    for (const CacheFormat format : all_formats) {
+        for (const int heads : {16, 32, 64}) {
+            SCOPED_TRACE(std::to_string(static_cast<int>(format)) + ", heads " + std::to_string(heads));
+            const StepCase step = make_long_case(format, heads, 40, random);
+            std::vector<std::vector<uint8_t>> first;
+            for (const int tile_rows : {0, 1, 2, 3, 7, 40}) {
+                DeviceStep device(step, {.tile_rows = tile_rows});
+                device.run_eager(40);
+                first = first.empty() ? device.snapshot() : first;
+                EXPECT_EQ(device.snapshot(), first) << "tile of " << tile_rows;
+            }
+        }
+    }
+}
+
+TEST_F(WholeStep, GivesARowTheSameBitsWhateverElseIsInTheBatch) {
+    Random random = fresh_random();
+    for (const int heads : {16, 32, 64}) {
+        SCOPED_TRACE(heads);
+        StepCase step = make_long_case(CacheFormat::fp8, heads, 40, random);
+        DeviceStep among_others(step);
+        among_others.run_eager(40);
+        step.num_requests = {1};
+        DeviceStep alone(step);
+        alone.run_eager(40);
+        const size_t logits = 19 * static_cast<size_t>(step.geometry.width());  // of the first request's rows
+        expect_same_bits(alone.layers()[0].out.logits.download<float>().data(),
+                         among_others.layers()[0].out.logits.download<float>().data(), logits, "logits");
     }
 }
 
@@ -212,21 +254,24 @@ TEST_F(WholeStep, SelectsFromScatteredPagesOfALongRequest) {
 
 TEST_F(WholeStep, KeepsAPoisonedKeyToItself) {
     Random random = fresh_random();
-    StepCase step = make_case({.max_rows = 2, .max_requests = 2, .columns = 4}, random);
-    step.set_lengths(256, 1);
-    // Request 0's key 10 is NaN in every code: its logit is NaN, it never wins, and nothing else changes.
-    uint8_t* page = page_address(step.layers[0].cache.data(), step.block_table[0], step.geometry.page_stride_bytes);
-    std::fill_n(page + payload_offset(CacheFormat::fp8, 10, 0), 128, uint8_t{0x7F});
-    DeviceStep device(step);
-    device.run_eager(2);
-    const ExpectedStep expected = expected_step(step, 2, true);
-    const auto indices = device.layers()[0].out.indices.download<int32_t>();
-    EXPECT_EQ(std::count(indices.begin(), indices.begin() + 64, 10), 0);
-    const auto logits = device.layers()[0].out.logits.download<float>();
-    EXPECT_TRUE(std::isnan(logits[10]));
-    EXPECT_EQ(tools::check_selection(step.geometry, expected.layout.ends, logits, indices), "");
-    EXPECT_EQ(tools::check_logits(step.geometry, expected.layout.ends, expected.layers[0].logits, logits, 2e-3), "");
-    EXPECT_EQ(std::count_if(logits.begin(), logits.end(), [](float x) { return std::isnan(x); }), 1);
+    for (const int columns : {4, 32}) {  // of few keys and of many: Hopper's scorer multiplies them in different ways
+        SCOPED_TRACE(columns);
+        StepCase step = make_case({.max_rows = 2, .max_requests = 2, .columns = columns}, random);
+        step.set_lengths(columns * page_tokens, 1);
+        // Request 0's key 10 is NaN in every code: its logit is NaN, it never wins, and nothing else changes.
+        uint8_t* page = page_address(step.layers[0].cache.data(), step.block_table[0], step.geometry.page_stride_bytes);
+        std::fill_n(page + payload_offset(CacheFormat::fp8, 10, 0), 128, uint8_t{0x7F});
+        DeviceStep device(step);
+        device.run_eager(2);
+        const ExpectedStep expected = expected_step(step, 2, true);
+        const auto indices = device.layers()[0].out.indices.download<int32_t>();
+        EXPECT_EQ(std::count(indices.begin(), indices.begin() + 64, 10), 0);
+        const auto logits = device.layers()[0].out.logits.download<float>();
+        EXPECT_TRUE(std::isnan(logits[10]));
+        EXPECT_EQ(tools::check_selection(step.geometry, expected.layout.ends, logits, indices), "");
+        EXPECT_EQ(tools::check_logits(step.geometry, expected.layout.ends, expected.layers[0].logits, logits, 2e-3), "");
+        EXPECT_EQ(std::count_if(logits.begin(), logits.end(), [](float x) { return std::isnan(x); }), 1);
+    }
 }
 
 }  // namespace

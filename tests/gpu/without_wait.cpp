@@ -24,10 +24,10 @@ void score_without_wait(const void* args, int blocks, cudaStream_t stream) {
     broken::score(score_args, blocks, {stream, true});
 }
 
-void score_sm90_without_wait(const void* args, const void* map, int blocks, cudaStream_t stream) {
+void score_sm90_without_wait(const void* args, int blocks, cudaStream_t stream) {
     const auto& score_args = *static_cast<const broken::ScoreArgs*>(args);
     broken::prepare_score_sm90(score_args.heads);
-    broken::score_sm90(score_args, *static_cast<const CUtensorMap*>(map), blocks, {stream, true});
+    broken::score_sm90(score_args, blocks, {stream, true});
 }
 
 void select_without_wait(const void* args, cudaStream_t stream) {

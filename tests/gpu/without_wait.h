@@ -9,8 +9,7 @@ namespace stepgraph::test {
 void schedule_without_wait(const void* args, cudaStream_t stream);
 void index_inputs_without_wait(const void* args, cudaStream_t stream);
 void score_without_wait(const void* args, int blocks, cudaStream_t stream);
-/// `map`: a CUtensorMap.
-void score_sm90_without_wait(const void* args, const void* map, int blocks, cudaStream_t stream);
+void score_sm90_without_wait(const void* args, int blocks, cudaStream_t stream);
 void select_without_wait(const void* args, cudaStream_t stream);
 
 }  // namespace stepgraph::test

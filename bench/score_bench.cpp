@@ -1,0 +1,402 @@
+// What scoring costs: graphs of scorer launches, replayed; each cell checked against the portable scorer in the same run.
+//
+// Cold: launches rotate over slices of a cache that together are far larger than the L2. Hot: one slice again and again. A
+// time is a replay's divided by its launches, so that it holds the gap between two launches.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+#include <CLI/CLI.hpp>
+
+#include <stepgraph/kernels/schedule.h>
+#include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/score_sm90.h>
+#include <stepgraph/layouts/query_row.h>
+#include <stepgraph/tools/device_buffer.h>
+
+#include "report.h"
+
+namespace stepgraph::bench {
+namespace {
+
+using tools::DeviceBuffer;
+
+constexpr size_t cold_bytes = size_t{1} << 30U;  // that launches rotate over at least, where the cache has them
+constexpr int measurements = 11;
+constexpr double tolerance = 2e-3;  // of a row's largest logit
+
+struct Cell {
+    int requests = 1;
+    int context = 4096;
+    int rows_per_request = 1;  // 0: ragged, one to eight
+    int heads = 32;
+    bool cold = true;
+    bool programmatic = true;
+    int captured_context = 0;  // 0: context
+
+    [[nodiscard]] int columns() const { return std::max(context, captured_context) / page_tokens; }
+    [[nodiscard]] int64_t pages() const { return int64_t{requests} * context / page_tokens; }
+    [[nodiscard]] std::string rows_text() const {
+        return rows_per_request == 0 ? "ragged" : std::to_string(rows_per_request);
+    }
+    [[nodiscard]] std::string name() const {
+        return "score/fp8/requests:" + std::to_string(requests) + "/context:" + std::to_string(context) +
+               "/rows:" + rows_text() + "/heads:" + std::to_string(heads) + (cold ? "/cold" : "/hot") +
+               (programmatic ? "/programmatic" : "/full") +
+               (captured_context != 0 ? "/captured:" + std::to_string(captured_context) : "");
+    }
+};
+
+std::mt19937_64& random_bits() {
+    static std::mt19937_64 random{std::random_device{}()};
+    return random;
+}
+
+template <typename Make>
+auto filled(size_t n, Make make) {
+    std::vector<decltype(make())> values(n);
+    std::generate(values.begin(), values.end(), make);
+    return values;
+}
+
+std::vector<uint8_t> random_codes(size_t n, float deviation) {
+    std::normal_distribution<float> normal(0.0F, deviation);
+    return filled(n, [&] { return e4m3_from_float(normal(random_bits())); });
+}
+
+/// Pages of normal keys, quantised as index inputs would: their largest code near 448.
+class Cache {
+public:
+    explicit Cache(size_t bytes) : memory_(bytes) {
+        constexpr int pool_pages = 1024;
+        const std::vector<uint8_t> codes = random_codes(size_t{pool_pages} * 8192, 120.0F);
+        std::vector<uint8_t> pool(size_t{pool_pages} * 8448);
+        for (size_t page = 0; page < pool_pages; ++page) {
+            std::copy_n(codes.begin() + static_cast<int64_t>(page * 8192), 8192,
+                        pool.begin() + static_cast<int64_t>(page * 8448));
+            for (size_t token = 0; token < 64; ++token) {
+                const float scale = std::ldexp(1.0F, -static_cast<int>(random_bits()() % 3) - 6);
+                std::memcpy(pool.data() + page * 8448 + 8192 + token * 4, &scale, 4);
+            }
+        }
+        memory_.upload(pool);
+        for (size_t have = pool.size(); have < bytes; have *= 2) {
+            check_cuda(
+                cudaMemcpy(memory_.data() + have, memory_.data(), std::min(have, bytes - have), cudaMemcpyDeviceToDevice),
+                "cudaMemcpy");
+        }
+    }
+
+    [[nodiscard]] const uint8_t* data() const { return memory_.data(); }
+    [[nodiscard]] size_t bytes() const { return memory_.size(); }
+
+private:
+    DeviceBuffer<uint8_t> memory_;
+};
+
+/// A step's inputs to the scorer, its schedule, and the launches of a cell.
+class Work {
+public:
+    Work(const Cell& cell, const Cache& cache) : cell_(cell), cache_(cache.data()) {
+        std::vector<int32_t> starts{0};
+        std::vector<int32_t> row_request;
+        std::vector<int32_t> ends;
+        for (int q = 0; q < cell.requests; ++q) {
+            const int rows = cell.rows_per_request != 0 ? cell.rows_per_request : 1 + static_cast<int>(random_bits()() % 8);
+            for (int i = 0; i < rows; ++i) {
+                row_request.push_back(q);
+                ends.push_back(cell.context - rows + 1 + i);
+            }
+            starts.push_back(static_cast<int32_t>(ends.size()));
+        }
+        rows_ = static_cast<int>(ends.size());
+        std::vector<int32_t> pages(static_cast<size_t>(cell.pages()));
+        std::iota(pages.begin(), pages.end(), 0);
+        std::shuffle(pages.begin(), pages.end(), random_bits());
+        std::vector<int32_t> table(static_cast<size_t>(cell.requests) * static_cast<size_t>(cell.columns()), -1);
+        const size_t used = static_cast<size_t>(cell.context / page_tokens);
+        for (size_t q = 0; q < static_cast<size_t>(cell.requests); ++q) {
+            std::copy_n(pages.begin() + static_cast<int64_t>(q * used), used,
+                        table.begin() + static_cast<int64_t>(q * static_cast<size_t>(cell.columns())));
+        }
+        std::normal_distribution<float> normal;
+        starts_ = DeviceBuffer<int32_t>(starts);
+        row_request_ = DeviceBuffer<int32_t>(row_request);
+        ends_ = DeviceBuffer<int32_t>(ends);
+        host_ends_ = ends;
+        table_ = DeviceBuffer<int32_t>(table);
+        query_ = DeviceBuffer<uint8_t>(random_codes(static_cast<size_t>(rows_ * cell.heads * head_dim), 120.0F));
+        weights_ = DeviceBuffer<float>(
+            filled(static_cast<size_t>(rows_ * cell.heads), [&] { return normal(random_bits()) * 1e-3F; }));
+        logits_ = DeviceBuffer<float>(static_cast<size_t>(rows_) * static_cast<size_t>(width()));
+        prefix_ = DeviceBuffer<int32_t>(ends.size());
+        status_ = DeviceBuffer<StepStatus>(std::vector<StepStatus>(1));
+        blocks_ = score_sm90_blocks();
+        pieces_ = DeviceBuffer<ScorePiece>(static_cast<size_t>(most_score_pieces(rows_, cell.columns())));
+        drawn_ = DeviceBuffer<int32_t>(std::vector<int32_t>(1));
+        prepare_schedule();
+        prepare_score();
+        prepare_score_sm90(cell.heads);
+        make_schedule();
+        check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the schedule");
+        const auto slice = static_cast<size_t>(cell.pages()) * 8448;
+        slices_ = cell.cold ? static_cast<int>(std::min((cold_bytes + slice - 1) / slice + 1, cache.bytes() / slice)) : 1;
+    }
+
+    [[nodiscard]] int launches() const { return std::max(slices_, 20); }
+    void enqueue(int i, cudaStream_t stream) const {
+        score_sm90(arguments(i % slices_), blocks_, {stream, cell_.programmatic});
+    }
+    [[nodiscard]] int64_t key_bytes() const { return cell_.pages() * page_tokens * 132; }
+
+    struct Difference {
+        double largest_error = 0;  // relative to the row's largest logit
+        int64_t mismatches = 0;    // elements further off than the tolerance, and such behind a bound that were written
+    };
+
+    /// Scores once with each scorer, into poisoned logits, and compares them in full.
+    Difference compare() {
+        const std::vector<float> actual = scored([&] { enqueue(0, cudaStreamPerThread); });
+        const std::vector<float> expected = scored([&] {
+            score(arguments(0), score_blocks(cell_.heads), {cudaStreamPerThread, true});
+        });
+        Difference difference;
+        for (size_t row = 0; row < host_ends_.size(); ++row) {
+            const float* a = actual.data() + row * static_cast<size_t>(width());
+            const float* b = expected.data() + row * static_cast<size_t>(width());
+            const int end = host_ends_[row];
+            double largest = 0;
+            for (int j = 0; j < end; ++j) {
+                largest = std::max(largest, std::abs(double{b[j]}));
+            }
+            for (int j = 0; j < end; ++j) {
+                const double error = std::abs(double{a[j]} - double{b[j]}) / largest;
+                difference.mismatches += error <= tolerance ? 0 : 1;
+                difference.largest_error = std::max(difference.largest_error, error);
+            }
+            for (int64_t j = end; j < width(); ++j) {
+                difference.mismatches += std::isnan(a[j]) ? 0 : 1;
+            }
+        }
+        return difference;
+    }
+
+private:
+    [[nodiscard]] int64_t width() const { return int64_t{cell_.columns()} * page_tokens; }
+
+    void make_schedule() {
+        schedule({.starts = starts_.data(),
+                  .row_request = row_request_.data(),
+                  .ends = ends_.data(),
+                  .rows = rows_,
+                  .tile_rows = rows_,
+                  .unscored_bound = 0,
+                  .page_prefix = prefix_.data(),
+                  .pieces = pieces_.data(),
+                  .pieces_a_tile = static_cast<int64_t>(pieces_.size()),
+                  .drawn = drawn_.data(),
+                  .block_table = table_.data(),
+                  .block_table_stride = cell_.columns(),
+                  .rows_a_pass = score_sm90_rows_a_pass(cell_.heads),
+                  .blocks = blocks_},
+                 {cudaStreamPerThread, true});
+    }
+
+    [[nodiscard]] ScoreArgs arguments(int slice) const {
+        return {.format = CacheFormat::fp8,
+                .heads = cell_.heads,
+                .rows = rows_,
+                .max_rows = rows_,
+                .tile_begin = 0,
+                .tile_rows = rows_,
+                .schedule_tile_rows = rows_,
+                .query = query_.data(),
+                .head_weights = weights_.data(),
+                .cache = cache_ + slice * cell_.pages() * 8448,
+                .pages = cell_.pages(),
+                .page_stride_bytes = 8448,
+                .block_table = table_.data(),
+                .block_table_stride = cell_.columns(),
+                .starts = starts_.data(),
+                .row_request = row_request_.data(),
+                .ends = ends_.data(),
+                .page_prefix = prefix_.data(),
+                .pieces = pieces_.data(),
+                .drawn = drawn_.data(),
+                .unscored_bound = 0,
+                .logits = logits_.data(),
+                .logits_stride = width(),
+                .status = status_.data()};
+    }
+
+    template <typename Enqueue>
+    std::vector<float> scored(Enqueue enqueue_scorer) {
+        logits_.poison(0xFF);  // NaN
+        enqueue_scorer();
+        check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the scorer");
+        return logits_.download();
+    }
+
+    Cell cell_;
+    const uint8_t* cache_;
+    int rows_ = 0;
+    int blocks_ = 0;
+    int slices_ = 1;
+    std::vector<int32_t> host_ends_;
+    DeviceBuffer<int32_t> starts_, row_request_, ends_, table_, prefix_, drawn_;
+    DeviceBuffer<uint8_t> query_;
+    DeviceBuffer<float> weights_, logits_;
+    DeviceBuffer<ScorePiece> pieces_;
+    DeviceBuffer<StepStatus> status_;
+};
+
+void measure(benchmark::State& state, const Cell& cell, const Cache& cache, Report& report) {
+    Work work(cell, cache);
+    const Work::Difference difference = work.compare();
+    Replays replays(work.launches(), [&](int i, cudaStream_t stream) { work.enqueue(i, stream); });
+    std::vector<double> times;
+    for (auto _ : state) {
+        times.push_back(replays.time_us());
+        state.SetIterationTime(times.back() * 1e-6);
+    }
+    report.add({{"format", "fp8"},
+                {"requests", cell.requests},
+                {"context", cell.context},
+                {"rows_per_request", cell.rows_per_request == 0 ? nlohmann::ordered_json("ragged")
+                                                                : nlohmann::ordered_json(cell.rows_per_request)},
+                {"heads", cell.heads},
+                {"key_bytes", work.key_bytes()},
+                {"captured_context", cell.captured_context == 0 ? cell.context : cell.captured_context},
+                {"cold", cell.cold},
+                {"edges", cell.programmatic ? "programmatic" : "full"},
+                {"checked", true},
+                {"max_error", difference.largest_error},
+                {"mismatches", difference.mismatches}},
+               times);
+    if (difference.mismatches != 0) {
+        state.SkipWithError((std::to_string(difference.mismatches) + " logits are wrong").c_str());
+    }
+}
+
+void print_table(const Report& report) {
+    std::printf("\nread ceiling %.2f TB/s; floor: key bytes at the ceiling; target: 2.5 us + key bytes / 4.2 TB/s\n",
+                report.ceiling_tb_s());
+    std::printf("%8s %8s %7s %6s %5s %13s %9s | %9s %9s %9s | %7s %7s %9s %6s\n", "requests", "context", "rows", "heads", "",
+                "edges", "captured", "us", "min", "max", "/floor", "/target", "max error", "wrong");
+    for (const auto& row : report.json()["rows"]) {
+        const double us = row["us"];
+        const double bytes = row["key_bytes"];
+        std::printf("%8d %8d %7s %6d %5s %13s %9d | %9.2f %9.2f %9.2f | %7.2f %7.3f %9.1e %6d\n", row["requests"].get<int>(),
+                    row["context"].get<int>(), row["rows_per_request"].dump().c_str(), row["heads"].get<int>(),
+                    row["cold"].get<bool>() ? "cold" : "hot", row["edges"].get<std::string>().c_str(),
+                    row["captured_context"].get<int>(), us, row["us_min"].get<double>(), row["us_max"].get<double>(),
+                    us / (bytes / report.ceiling_tb_s() * 1e-6), us / (2.5 + bytes / 4.2 * 1e-6),
+                    row["max_error"].get<double>(), row["mismatches"].get<int>());
+    }
+}
+
+std::vector<Cell> core_cells() {
+    std::vector<Cell> cells;
+    for (const int requests : {1, 8, 32, 64, 128}) {
+        for (const int context : {4096, 16384, 32768, 65536, 131072}) {
+            cells.push_back({.requests = requests, .context = context});
+        }
+    }
+    for (const int rows : {2, 8}) {
+        for (const auto& [requests, context] : {std::pair{1, 4096}, {8, 32768}, {32, 4096}, {32, 32768}, {64, 65536}}) {
+            cells.push_back({.requests = requests, .context = context, .rows_per_request = rows});
+        }
+    }
+    for (const int requests : {1, 32}) {
+        for (const int captured : {8192, 1 << 20}) {
+            cells.push_back({.requests = requests, .context = 4096, .captured_context = captured});
+        }
+    }
+    return cells;
+}
+
+std::vector<Cell> all_cells() {
+    std::vector<Cell> cells = core_cells();
+    for (const int heads : {32, 64}) {
+        for (const bool cold : {true, false}) {
+            for (const int rows : {1, 2, 4, 7, 0}) {
+                for (const int requests : {1, 8, 32, 64, 128}) {
+                    for (const int context : {4096, 16384, 32768, 65536, 131072}) {
+                        if (heads != 32 || !cold || rows != 1) {  // that is the core
+                            cells.push_back({.requests = requests,
+                                             .context = context,
+                                             .rows_per_request = rows,
+                                             .heads = heads,
+                                             .cold = cold});
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for (const Cell& cell : std::vector<Cell>(cells.begin(), cells.begin() + 25)) {
+        cells.push_back(cell);
+        cells.back().programmatic = false;
+    }
+    return cells;
+}
+
+}  // namespace
+}  // namespace stepgraph::bench
+
+int main(int argc, char** argv) {
+    using namespace stepgraph::bench;
+    CLI::App app("Times the FP8 scorer of Hopper. Further arguments go to Google Benchmark.");
+    bool core = false;
+    std::string out;
+    std::string revision = "unknown";
+    app.add_flag("--core", core, "The cells that the targets are stated for; without it, every combination of the axes");
+    app.add_option("--out", out, "Write the results there, as JSON");
+    app.add_option("--revision", revision, "Of the sources, for the JSON");
+    app.allow_extras();
+    CLI11_PARSE(app, argc, argv);
+    std::vector<std::string> rest = app.remaining();
+    std::vector<char*> arguments{argv[0]};
+    std::transform(rest.begin(), rest.end(), std::back_inserter(arguments), [](std::string& s) { return s.data(); });
+    int count = static_cast<int>(arguments.size());
+    benchmark::Initialize(&count, arguments.data());
+    if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) {
+        return 1;
+    }
+    try {
+        if (!stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, 8448)) {
+            std::fprintf(stderr, "score_bench needs a Hopper GPU and code for sm_90a\n");
+            return 1;
+        }
+        Report report(revision, read_ceiling_tb_s());
+        const Cache cache(size_t{4600} << 20U);
+        for (const Cell& cell : core ? core_cells() : all_cells()) {
+            benchmark::RegisterBenchmark(cell.name().c_str(),
+                                         [&, cell](benchmark::State& state) { measure(state, cell, cache, report); })
+                ->UseManualTime()
+                ->Iterations(measurements)
+                ->Unit(benchmark::kMicrosecond);
+        }
+        benchmark::RunSpecifiedBenchmarks();
+        print_table(report);
+        if (!out.empty()) {
+            report.write(out);
+        }
+        for (const auto& row : report.json()["rows"]) {
+            if (row["mismatches"].get<int64_t>() != 0) {
+                return 1;
+            }
+        }
+        return 0;
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "score_bench: %s\n", error.what());
+        return 1;
+    }
+}

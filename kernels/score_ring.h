@@ -1,0 +1,256 @@
+// What a block of the Hopper scorer shares: a ring of pages and a queue of pieces, filled by one warp and emptied by the
+// others, and the rows that are scored.
+#pragma once
+
+#include <cstdint>
+
+#include <stepgraph/layouts/cache_page.h>
+
+#include "copy_engine.h"
+#include "score.h"
+
+namespace stepgraph::sm90 {
+
+constexpr int consumers = 4;  // warpgroups that take turns at the pages
+constexpr int consumer_threads = consumers * 128;
+constexpr int threads = consumer_threads + 32;  // and the producer, one warp
+constexpr int stages = 12;
+// A stage always serves the same warpgroup. If not, one could come back to a stage a whole round ahead of another, when
+// pages arrive out of order, and take the end of an older phase for that of its own.
+static_assert(stages % consumers == 0);
+constexpr int queued_pieces = 4;
+// Pages that the producer asks for at a time, a lane each: one lane alone would be slower than memory. The first round of
+// the ring is asked for page by page all the same: pages asked for together arrive together, and consumers wait longer for
+// the first.
+constexpr int pages_a_round = 4;
+// Pages of a piece, beside its first, that are asked for before the next piece, which was drawn, is pushed. Consumers take
+// that one before they begin with this one: the ring must hold these pages without them.
+constexpr int pages_before_next = 8;
+static_assert(1 + pages_before_next - 1 + pages_a_round <= stages);  // the first page, and a round that begins just before
+
+constexpr int row_columns = 256;  // of a product: heads times the rows that share a reading of the keys
+constexpr int row_slots = 2;      // the rows of the next piece come while these are read, where both fit
+
+struct Page {
+    uint8_t payload[page_tokens][head_dim];
+    uint32_t scales[page_tokens];
+};
+static_assert(sizeof(Page) == 8448);
+
+/// The matrix units' swizzle wants the query at a multiple of 1024.
+struct alignas(1024) Shared {
+    uint8_t query[row_columns][head_dim];  // E4M3, swizzled, a row's bytes in the order that query_word() tells
+    Page pages[stages];
+    float weights[row_columns];
+    int32_t ends[row_columns / 16];
+    ScorePiece pieces[queued_pieces];
+    uint64_t page_there[stages];
+    uint64_t page_taken[stages];
+    uint64_t piece_there[queued_pieces];
+    uint64_t piece_taken[queued_pieces];
+    bool valid[stages];  // whether the stage holds a page, and not an invalid block
+};
+constexpr size_t shared_bytes = sizeof(Shared) + 1024;  // the base is aligned to 16 only
+
+__device__ __forceinline__ Shared& align_shared(uint8_t* memory) {
+    const uint32_t base = shared_address(memory);
+    return *reinterpret_cast<Shared*>(memory + ((base + 1023) / 1024 * 1024 - base));
+}
+
+/// By one thread, before any other touches a barrier.
+__device__ __forceinline__ void init_barriers(Shared& shared) {
+    for (int i = 0; i < stages; ++i) {
+        barrier_init(&shared.page_there[i], 1);
+        barrier_init(&shared.page_taken[i], 4);  // the warps of a warpgroup
+    }
+    for (int i = 0; i < queued_pieces; ++i) {
+        barrier_init(&shared.piece_there[i], 1);
+        barrier_init(&shared.piece_taken[i], consumer_threads / 32);
+    }
+    barrier_init_fence();
+}
+
+/// A place in a ring, and the parity of the round it is in.
+template <int size>
+struct Place {
+    int index = 0;
+    uint32_t parity = 0;
+
+    __device__ void advance(int by = 1) {
+        index += by;
+        if (index >= size) {
+            index -= size;
+            parity ^= 1U;
+        }
+    }
+};
+
+/// The warp that asks for pages: of the pieces of the block's share, then of those that it draws.
+class Producer {
+public:
+    __device__ Producer(const ScoreArgs& args, Shared& shared)
+        : args_(args), shared_(shared), policy_(evict_first()), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+    __device__ void run() {
+        // What index inputs stored the ordinary way is read by the copy engine here.
+        async_proxy_fence_global();
+        ScorePiece piece = args_.pieces[2 * blockIdx.x];
+        second_ = args_.pieces[2 * blockIdx.x + 1];  // empty where the first is all
+        first_entry_ = entry_of(piece, 1);
+        second_entry_ = entry_of(second_, 1);
+        if (!piece.empty()) {
+            ask(piece, piece.block, 1);
+        }
+        push(piece);
+        draw_after(piece);
+        for (bool first = true; !piece.empty(); first = false) {
+            if (!first) {
+                ask(piece, piece.block, 1);
+            }
+            piece = ask_for_others(piece);
+        }
+    }
+
+private:
+    // Where memory is saturated a load takes microseconds: tickets, pieces and block table entries are on their way long
+    // before they are used.
+
+    /// Asks for all pages of a piece but the first, and returns the next piece, which is pushed on the way.
+    __device__ ScorePiece ask_for_others(const ScorePiece& piece) {
+        const int others = piece.page_end - piece.page_begin - 1;
+        int entry = first_entry_;
+        int later_entry = entry_of(piece, 33);
+        const bool last = piece.next < 0 && piece.drawn == 0;
+        const bool known = last || is_second(piece.next);
+        const int before_next = known ? 0 : min(others, pages_before_next);
+        const ScorePiece next = last ? ScorePiece{} : next_of(piece);
+        bool pushed = false;
+        int n = 0;
+#pragma unroll 1
+        for (int i = 0; i < others; i += n) {
+            if (i >= before_next && !pushed) {
+                push_next(next, is_second(piece.next));
+                pushed = true;
+            }
+            if (i % 32 == 0 && i > 0) {
+                entry = later_entry;
+                later_entry = entry_of(piece, i + 33);
+            }
+            n = min(min(asked_ < stages ? 1 : pages_a_round, others - i), 32 - i % 32);
+            ask(piece, __shfl_sync(0xFFFFFFFFU, entry, i % 32 + lane_), n);
+        }
+        if (!pushed) {
+            push_next(next, is_second(piece.next));
+        }
+        return next;
+    }
+
+    __device__ void push_next(const ScorePiece& next, bool second) {
+        push(next);
+        first_entry_ = second ? second_entry_ : entry_of(next, 1);
+        draw_after(next);
+    }
+
+    [[nodiscard]] __device__ static bool is_second(int index) {
+        return index == 2 * static_cast<int>(blockIdx.x) + 1;
+    }
+
+    /// This lane's block table entry of the 32 from page `first` of the piece on.
+    [[nodiscard]] __device__ int entry_of(const ScorePiece& piece, int first) const {
+        const int page = piece.page_begin + first + lane_;
+        return page < piece.page_end ? args_.block_table[piece.request * args_.block_table_stride + page] : 0;
+    }
+
+    /// Starts to draw the piece behind `piece`, if that is to be drawn.
+    __device__ void draw_after(const ScorePiece& piece) {
+        if (lane_ == 0 && !piece.empty() && piece.next < 0 && piece.drawn > 0) {
+            ticket_ = atomicAdd(args_.drawn, 1);
+        }
+    }
+
+    /// The piece behind `piece`, an empty one if there is none.
+    __device__ ScorePiece next_of(const ScorePiece& piece) {
+        if (piece.next >= 0) {
+            return is_second(piece.next) ? second_ : args_.pieces[piece.next];
+        }
+        // Every block draws until it comes away empty-handed. Of all, the last to do so leaves the count as it was.
+        if (lane_ == 0 && ticket_ == piece.drawn + static_cast<int>(gridDim.x) - 1) {
+            *args_.drawn = 0;
+        }
+        const int ticket = __shfl_sync(0xFFFFFFFFU, ticket_, 0);
+        return ticket < piece.drawn
+                   ? args_.pieces[drawn_pieces_begin(static_cast<int>(gridDim.x), args_.schedule_tile_rows) + ticket]
+                   : ScorePiece{};
+    }
+
+    __device__ void push(const ScorePiece& piece) {
+        if (lane_ == 0) {
+            barrier_wait(&shared_.piece_taken[queue_.index], queue_.parity ^ 1U);
+            shared_.pieces[queue_.index] = piece;
+            barrier_arrive(&shared_.piece_there[queue_.index]);
+        }
+        __syncwarp();
+        queue_.advance();
+    }
+
+    /// Asks for `n` pages of `piece`, each lane below n for its `block`.
+    __device__ void ask(const ScorePiece& piece, int block, int n) {
+        if (lane_ < n) {
+            Place<stages> place = ring_;
+            place.advance(lane_);
+            const int stage = place.index;
+            const bool valid = block >= 0 && block < args_.pages;
+            barrier_wait(&shared_.page_taken[stage], place.parity ^ 1U);
+            shared_.valid[stage] = valid;
+            if (valid) {
+                barrier_arrive_expect(&shared_.page_there[stage], sizeof(Page));
+                copy_bytes(&shared_.pages[stage], page_address(args_.cache, block, args_.page_stride_bytes), sizeof(Page),
+                           &shared_.page_there[stage], policy_);
+            } else {
+                // Every pass and every tile of a straddling request meets it; that with the last row counts it.
+                if (piece.first_row + piece.rows == min(args_.starts[piece.request + 1], args_.rows)) {
+                    count(&args_.status->invalid_blocks);
+                }
+                barrier_arrive(&shared_.page_there[stage]);
+            }
+        }
+        __syncwarp();
+        ring_.advance(n);
+        asked_ += n;
+    }
+
+    const ScoreArgs& args_;
+    Shared& shared_;
+    uint64_t policy_;
+    int lane_;
+    int ticket_ = 0;       // of the next piece, in lane 0
+    int first_entry_ = 0;  // block table entry of the piece's page 1 + lane
+    ScorePiece second_{};  // of the block
+    int second_entry_ = 0;
+    int asked_ = 0;  // pages
+    Place<stages> ring_;
+    Place<queued_pieces> queue_;
+};
+
+/// A consumer's end of the queue. Every warp takes every piece.
+class PieceQueue {
+public:
+    __device__ explicit PieceQueue(Shared& shared) : shared_(shared) {}
+
+    __device__ ScorePiece pop() {
+        barrier_wait(&shared_.piece_there[place_.index], place_.parity);
+        const ScorePiece piece = shared_.pieces[place_.index];
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(&shared_.piece_taken[place_.index]);
+        }
+        place_.advance();
+        return piece;
+    }
+
+private:
+    Shared& shared_;
+    Place<queued_pieces> place_;
+};
+
+}  // namespace stepgraph::sm90

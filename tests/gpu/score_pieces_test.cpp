@@ -1,0 +1,308 @@
+// How the Hopper scorer's work is cut, and that its logits do not depend on it.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include <stepgraph/kernels/schedule.h>
+#include <stepgraph/kernels/score.h>
+#include <stepgraph/kernels/score_sm90.h>
+#include <stepgraph/layouts/tiles.h>
+
+#include "device_step.h"
+
+namespace stepgraph::test {
+namespace {
+
+class Pieces : public GpuTest {};
+
+TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
+    Random random = fresh_random();
+    constexpr int bound = 100;
+    constexpr int columns = 3000;
+    const auto check = [&](int requests, int most_rows, int most_keys, int tile_rows, int rows_a_pass, int blocks) {
+        SCOPED_TRACE(std::to_string(requests) + " requests of " + std::to_string(most_keys) + " keys at most, tiles of " +
+                     std::to_string(tile_rows) + ", " + std::to_string(blocks) + " blocks");
+        std::vector<int32_t> starts{0};
+        std::vector<int32_t> row_request;
+        std::vector<int32_t> ends;
+        for (int q = 0; q < requests; ++q) {
+            const auto own = static_cast<int>(random() % static_cast<uint64_t>(most_rows + 1));
+            const auto first = static_cast<int>(random() % static_cast<uint64_t>(most_keys));
+            for (int i = 0; i < own; ++i) {
+                row_request.push_back(q);
+                ends.push_back(first + i + 1);
+            }
+            starts.push_back(static_cast<int32_t>(ends.size()));
+        }
+        row_request.push_back(-1);  // padding
+        ends.push_back(0);
+        const auto rows = static_cast<int>(ends.size());
+        std::vector<int32_t> table(static_cast<size_t>(requests * columns));
+        std::iota(table.begin(), table.end(), 0);
+        DeviceMemory device_starts(starts.size() * 4, 4, true);
+        DeviceMemory device_requests(row_request.size() * 4, 4, true);
+        DeviceMemory device_ends(ends.size() * 4, 4, true);
+        DeviceMemory device_table(table.size() * 4, 4, true);
+        const int tiles = tile_count(rows, tile_rows);
+        const auto capacity = static_cast<size_t>(most_score_pieces(tile_rows, columns));
+        DeviceMemory pieces(static_cast<size_t>(tiles) * capacity * sizeof(ScorePiece), 32, true);
+        device_starts.upload(starts);
+        device_requests.upload(row_request);
+        device_ends.upload(ends);
+        device_table.upload(table);
+        pieces.fill(poison_byte);
+        DeviceMemory drawn_count(static_cast<size_t>(tiles) * 4, 4, true);
+        drawn_count.fill(poison_byte);
+        schedule({.starts = device_starts.as<int32_t>(),
+                  .row_request = device_requests.as<int32_t>(),
+                  .ends = device_ends.as<int32_t>(),
+                  .rows = rows,
+                  .tile_rows = tile_rows,
+                  .unscored_bound = bound,
+                  .page_prefix = nullptr,
+                  .pieces = pieces.as<ScorePiece>(),
+                  .pieces_a_tile = static_cast<int64_t>(capacity),
+                  .drawn = drawn_count.as<int32_t>(),
+                  .block_table = device_table.as<int32_t>(),
+                  .block_table_stride = columns,
+                  .rows_a_pass = rows_a_pass,
+                  .blocks = blocks},
+                 {cudaStreamPerThread, true});
+        EXPECT_EQ(drawn_count.download<int32_t>(), std::vector<int32_t>(static_cast<size_t>(tiles), 0));
+        const auto actual = pieces.download<ScorePiece>();
+        for (int tile = 0; tile < tiles; ++tile) {
+            SCOPED_TRACE("tile " + std::to_string(tile));
+            const int tile_begin = tile * tile_rows;
+            const int tile_end = std::min(rows, tile_begin + tile_rows);
+            const ScorePiece* piece = actual.data() + static_cast<size_t>(tile) * capacity;
+            // Follow every block, then take what is drawn; sort by request, first row and page.
+            std::map<std::tuple<int, int, int>, ScorePiece> sorted;
+            const auto take = [&](const ScorePiece& p) {
+                EXPECT_FALSE(p.empty());
+                EXPECT_TRUE((sorted.insert({{p.request, p.first_row, p.page_begin}, p}).second));
+            };
+            const int drawn = piece->drawn;
+            int least = std::numeric_limits<int>::max();
+            int most = 0;
+            for (int block = 0; block < blocks; ++block) {
+                int share = 0;
+                for (int at = 2 * block, place = 0; at >= 0; ++place) {
+                    ASSERT_EQ(at == 2 * block + place, place < 2);
+                    ASSERT_LT(at, drawn_pieces_begin(blocks, tile_rows));
+                    const ScorePiece& p = piece[at];
+                    ASSERT_EQ(p.drawn, drawn);
+                    share += p.page_end - p.page_begin;
+                    if (p.empty()) {
+                        ASSERT_EQ(at, 2 * block);
+                        ASSERT_EQ(p.next, -1);
+                    } else {
+                        take(p);
+                    }
+                    at = p.next;
+                }
+                least = std::min(least, share);
+                most = std::max(most, share);
+            }
+            ASSERT_LE(most - least, 1);
+            ASSERT_LE(static_cast<size_t>(drawn_pieces_begin(blocks, tile_rows) + drawn), capacity);
+            for (int i = 0; i < drawn; ++i) {
+                const ScorePiece& p = piece[drawn_pieces_begin(blocks, tile_rows) + i];
+                ASSERT_EQ(p.next, -1);
+                ASSERT_EQ(p.drawn, drawn);
+                take(p);
+            }
+            auto next = sorted.begin();
+            for (int row = tile_begin; row < tile_end; ++row) {
+                const auto r = static_cast<size_t>(row);
+                const bool last = row + 1 == tile_end || row_request[r + 1] != row_request[r];
+                if (!last || row_request[r] < 0 || ends[r] <= bound) {
+                    continue;
+                }
+                const int pages = (ends[r] + 63) / 64;
+                const int first = std::max(tile_begin, starts[static_cast<size_t>(row_request[r])]);
+                for (int pass_row = first; pass_row <= row; pass_row += rows_a_pass) {
+                    for (int page = 0; page < pages; ++next) {
+                        ASSERT_NE(next, sorted.end());
+                        const ScorePiece& p = next->second;
+                        ASSERT_EQ(p.request, row_request[r]);
+                        ASSERT_EQ(p.page_begin, page);
+                        ASSERT_GT(p.page_end, page);
+                        ASSERT_LE(p.page_end, pages);
+                        ASSERT_EQ(p.first_row, pass_row);
+                        ASSERT_EQ(p.rows, std::min(rows_a_pass, row + 1 - pass_row));
+                        ASSERT_EQ(p.block, row_request[r] * columns + page);
+                        page = p.page_end;
+                    }
+                }
+            }
+            ASSERT_EQ(next, sorted.end());
+        }
+    };
+    for (const int blocks : {1, 8, 132}) {
+        check(1, 1, 4096, 32, 8, blocks);
+        check(1, 40, 190000, 16, 8, blocks);
+        check(8, 1, 8000, 32, 8, blocks);
+        check(8, 20, 64, 7, 8, blocks);
+        check(100, 3, 3000, 32, 4, blocks);
+        check(60, 9, 190000, 500, 8, blocks);
+        check(700, 2, 700, 2000, 16, blocks);
+    }
+}
+
+TEST_F(Pieces, GiveTheSameBitsHoweverTheyAreShared) {
+    // Rows that share a reading, that follow each other in the two halves of the rows' buffer and that do not fit there,
+    // with invalid blocks among the pages; drawn pieces at few blocks, none at many.
+    Random random = fresh_random();
+    const int pages = 300;
+    for (const int heads : {16, 32, 64}) {
+        SCOPED_TRACE(heads);
+        const std::vector<int> row_counts = {1, 8, 3, 1, 20, 1};
+        const std::vector<int> keys = {20011, 30000, 15008, 900, 25025, 2000};
+        const int columns = 500;
+        std::vector<int32_t> starts{0};
+        std::vector<int32_t> row_request;
+        std::vector<int32_t> ends;
+        for (size_t q = 0; q < keys.size(); ++q) {
+            for (int i = 0; i < row_counts[q]; ++i) {
+                row_request.push_back(static_cast<int32_t>(q));
+                ends.push_back(keys[q] - row_counts[q] + 1 + i);
+            }
+            starts.push_back(static_cast<int32_t>(ends.size()));
+        }
+        const auto rows = static_cast<int>(ends.size());
+        std::vector<int32_t> table(keys.size() * columns);
+        for (auto& block : table) {
+            block = random() % 50 == 0 ? -1 : static_cast<int32_t>(random() % pages);
+        }
+        std::vector<uint8_t> cache(static_cast<size_t>(pages) * 8448);
+        std::vector<uint8_t> query(static_cast<size_t>(rows * heads) * head_dim);
+        std::vector<float> weights(static_cast<size_t>(rows * heads));
+        std::normal_distribution<float> normal;
+        for (auto* codes : {&cache, &query}) {
+            for (auto& code : *codes) {
+                code = e4m3_from_float(100.0F * normal(random));
+            }
+        }
+        for (int page = 0; page < pages; ++page) {
+            for (int token = 0; token < page_tokens; ++token) {
+                const float scale = std::ldexp(1.0F, static_cast<int>(random() % 5));
+                std::memcpy(cache.data() + page * 8448 + 8192 + token * 4, &scale, 4);
+            }
+        }
+        for (auto& weight : weights) {
+            weight = normal(random);
+        }
+        DeviceMemory device_starts(starts.size() * 4, 4, true);
+        DeviceMemory device_requests(row_request.size() * 4, 4, true);
+        DeviceMemory device_ends(ends.size() * 4, 4, true);
+        DeviceMemory device_table(table.size() * 4, 4, true);
+        DeviceMemory device_cache(cache.size(), 16, true);
+        DeviceMemory device_query(query.size(), 16, true);
+        DeviceMemory device_weights(weights.size() * 4, 16, true);
+        DeviceMemory prefix(ends.size() * 4, 4, true);
+        const auto capacity = static_cast<size_t>(most_score_pieces(rows, columns));
+        DeviceMemory pieces(capacity * sizeof(ScorePiece), 32, true);
+        DeviceMemory drawn(4, 4, true);
+        DeviceMemory status(sizeof(StepStatus), 16, true);
+        const int64_t width = columns * page_tokens;
+        DeviceMemory logits(static_cast<size_t>(rows * width) * 4, 4, true);
+        device_starts.upload(starts);
+        device_requests.upload(row_request);
+        device_ends.upload(ends);
+        device_table.upload(table);
+        device_cache.upload(cache);
+        device_query.upload(query);
+        device_weights.upload(weights);
+        if (!can_score_sm90(CacheFormat::fp8, device_cache.as<uint8_t>(), 8448)) {
+            GTEST_SKIP() << "needs an NVIDIA GPU of compute capability 9.0 and code for sm_90a";
+        }
+        prepare_score_sm90(heads);
+        const ScoreArgs args{.format = CacheFormat::fp8,
+                             .heads = heads,
+                             .rows = rows,
+                             .max_rows = rows,
+                             .tile_begin = 0,
+                             .tile_rows = rows,
+                             .schedule_tile_rows = rows,
+                             .query = device_query.as<uint8_t>(),
+                             .head_weights = device_weights.as<float>(),
+                             .cache = device_cache.as<uint8_t>(),
+                             .pages = pages,
+                             .page_stride_bytes = 8448,
+                             .block_table = device_table.as<int32_t>(),
+                             .block_table_stride = columns,
+                             .starts = device_starts.as<int32_t>(),
+                             .row_request = device_requests.as<int32_t>(),
+                             .ends = device_ends.as<int32_t>(),
+                             .page_prefix = prefix.as<int32_t>(),
+                             .pieces = pieces.as<ScorePiece>(),
+                             .drawn = drawn.as<int32_t>(),
+                             .unscored_bound = 1000,
+                             .logits = logits.as<float>(),
+                             .logits_stride = width,
+                             .status = status.as<StepStatus>()};
+        const auto scored = [&](int blocks, int times) {
+            schedule({.starts = args.starts,
+                      .row_request = args.row_request,
+                      .ends = args.ends,
+                      .rows = rows,
+                      .tile_rows = rows,
+                      .unscored_bound = args.unscored_bound,
+                      .page_prefix = prefix.as<int32_t>(),
+                      .pieces = pieces.as<ScorePiece>(),
+                      .pieces_a_tile = static_cast<int64_t>(capacity),
+                      .drawn = args.drawn,
+                      .block_table = args.block_table,
+                      .block_table_stride = columns,
+                      .rows_a_pass = score_sm90_rows_a_pass(heads),
+                      .blocks = std::max(blocks, 1)},
+                     {cudaStreamPerThread, true});
+            logits.fill(poison_byte);
+            status.fill(0);
+            for (int i = 0; i < times; ++i) {
+                if (blocks > 0) {
+                    score_sm90(args, blocks, {cudaStreamPerThread, true});
+                } else {
+                    score(args, score_blocks(heads), {cudaStreamPerThread, true});
+                }
+            }
+            check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the scorer");
+            return logits.download<float>();
+        };
+        const std::vector<float> portable = scored(0, 1);
+        const auto invalid = status.download<StepStatus>()[0].invalid_blocks;
+        EXPECT_GT(invalid, 0U);
+        const std::vector<float> undrawn = scored(132, 1);
+        EXPECT_EQ(pieces.download<ScorePiece>()[0].drawn, 0);
+        EXPECT_EQ(status.download<StepStatus>()[0].invalid_blocks, invalid);
+        for (int row = 0; row < rows; ++row) {
+            const float* a = undrawn.data() + row * width;
+            const float* b = portable.data() + row * width;
+            const int end = ends[static_cast<size_t>(row)];
+            float largest = 0;
+            for (int j = 0; j < end && end > args.unscored_bound; ++j) {
+                largest = std::isinf(b[j]) ? largest : std::max(largest, std::abs(b[j]));
+            }
+            for (int64_t j = 0; j < width; ++j) {
+                const bool scored_here = j < end && end > args.unscored_bound && !std::isinf(b[j]);
+                ASSERT_TRUE(scored_here ? std::abs(a[j] - b[j]) <= 2e-3F * largest : bits_of(a[j]) == bits_of(b[j]))
+                    << "row " << row << ", " << j << ": " << a[j] << " and " << b[j];
+            }
+        }
+        for (const int blocks : {1, 3, 8, 11, 64}) {
+            SCOPED_TRACE(blocks);
+            const std::vector<float> actual = scored(blocks, 3);
+            EXPECT_EQ(pieces.download<ScorePiece>()[0].drawn > 0, blocks < 30);
+            EXPECT_EQ(drawn.download<int32_t>()[0], 0);
+            EXPECT_EQ(status.download<StepStatus>()[0].invalid_blocks, 3 * invalid);
+            expect_same_bits(actual.data(), undrawn.data(), undrawn.size(), "logits");
+        }
+    }
+}
+
+}  // namespace
+}  // namespace stepgraph::test
