@@ -22,7 +22,7 @@ constexpr int queued_pieces = 4;
 // Pages that the producer asks for at a time, a lane each: one lane alone would be slower than memory. The first round of
 // the ring is asked for page by page all the same: pages asked for together arrive together, and consumers wait longer for
 // the first.
-constexpr int pages_a_round = 4;
+constexpr int pages_a_round = 2;
 // Pages of a piece, beside its first, that are asked for before the next piece, which was drawn, is pushed. Consumers take
 // that one before they begin with this one: the ring must hold these pages without them.
 constexpr int pages_before_next = 8;
