@@ -50,11 +50,13 @@ double median(std::vector<double> values) {
 
 /// As the driver tells it, "580.159.04"; CUDA's own calls name only the CUDA version it can serve.
 std::string driver_version() {
-    std::ifstream file("/proc/driver/nvidia/version");
-    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    const size_t at = text.find("Kernel Module");
-    const size_t begin = at == std::string::npos ? at : text.find_first_of("0123456789", at + 13);
-    return begin == std::string::npos ? "unknown" : text.substr(begin, text.find_first_of(" \n", begin) - begin);
+    std::ifstream file("/proc/driver/nvidia/version");  // "... Kernel Module for x86_64  580.159.04  Release Build ..."
+    for (std::string word; file >> word;) {
+        if (word.front() >= '0' && word.front() <= '9' && word.find('.') != std::string::npos) {
+            return word;
+        }
+    }
+    return "unknown";
 }
 
 }  // namespace
