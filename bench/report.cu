@@ -48,17 +48,6 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// As the driver tells it, "580.159.04"; CUDA's own calls name only the CUDA version it can serve.
-std::string driver_version() {
-    std::ifstream file("/proc/driver/nvidia/version");  // "... Kernel Module for x86_64  580.159.04  Release Build ..."
-    for (std::string word; file >> word;) {
-        if (word.front() >= '0' && word.front() <= '9' && word.find('.') != std::string::npos) {
-            return word;
-        }
-    }
-    return "unknown";
-}
-
 }  // namespace
 
 double read_ceiling_tb_s() {
@@ -115,7 +104,7 @@ double Replays::time_us() {
     return double{milliseconds} * 1e3 / (double{1} * replays_ * launches_);
 }
 
-Report::Report(std::string revision, double ceiling_tb_s) : ceiling_tb_s_(ceiling_tb_s) {
+Report::Report(std::string revision, std::string driver, double ceiling_tb_s) : ceiling_tb_s_(ceiling_tb_s) {
     cudaDeviceProp properties{};
     int runtime = 0;
     int clock_khz = 0;
@@ -123,7 +112,7 @@ Report::Report(std::string revision, double ceiling_tb_s) : ceiling_tb_s_(ceilin
     check_cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
     check_cuda(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, 0), "cudaDeviceGetAttribute");
     json_ = {{"gpu", properties.name},
-             {"driver", driver_version()},
+             {"driver", std::move(driver)},
              {"cuda", std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10)},
              {"largest_clock_mhz", clock_khz / 1000},
              {"revision", std::move(revision)},

@@ -38,7 +38,8 @@ private:
 /// The results of one program.
 class Report {
 public:
-    Report(std::string revision, double ceiling_tb_s);
+    /// `driver`: the driver's version; CUDA's own calls name only the CUDA version that it can serve.
+    Report(std::string revision, std::string driver, double ceiling_tb_s);
 
     /// `cell`: what was measured and how it was checked. Times go to "us", "us_min" and "us_max".
     void add(nlohmann::ordered_json cell, std::vector<double> times_us);

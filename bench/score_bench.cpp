@@ -19,6 +19,7 @@
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/layouts/query_row.h>
+#include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
 
 #include "report.h"
@@ -286,10 +287,10 @@ void measure(benchmark::State& state, const Cell& cell, const Cache& cache, Repo
 }
 
 void print_table(const Report& report) {
-    std::printf("\nread ceiling %.2f TB/s; floor: key bytes at the ceiling; target: 2.5 us + key bytes / 4.2 TB/s\n",
+    std::printf("\nread ceiling %.2f TB/s; floor: key bytes at the ceiling; aim: 2.5 us + key bytes / 4.2 TB/s\n",
                 report.ceiling_tb_s());
     std::printf("%8s %8s %7s %6s %5s %13s %9s | %9s %9s %9s | %7s %7s %9s %6s\n", "requests", "context", "rows", "heads", "",
-                "edges", "captured", "us", "min", "max", "/floor", "/target", "max error", "wrong");
+                "edges", "captured", "us", "min", "max", "/floor", "/aim", "max error", "wrong");
     for (const auto& row : report.json()["rows"]) {
         const double us = row["us"];
         const double bytes = row["key_bytes"];
@@ -329,13 +330,11 @@ std::vector<Cell> all_cells() {
             for (const int rows : {1, 2, 4, 7, 0}) {
                 for (const int requests : {1, 8, 32, 64, 128}) {
                     for (const int context : {4096, 16384, 32768, 65536, 131072}) {
-                        if (heads != 32 || !cold || rows != 1) {  // that is the core
-                            cells.push_back({.requests = requests,
-                                             .context = context,
-                                             .rows_per_request = rows,
-                                             .heads = heads,
-                                             .cold = cold});
-                        }
+                        cells.push_back({.requests = requests,
+                                         .context = context,
+                                         .rows_per_request = rows,
+                                         .heads = heads,
+                                         .cold = cold});
                     }
                 }
             }
@@ -345,6 +344,9 @@ std::vector<Cell> all_cells() {
         cells.push_back(cell);
         cells.back().programmatic = false;
     }
+    std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() < b.name(); });
+    cells.erase(std::unique(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() == b.name(); }),
+                cells.end());
     return cells;
 }
 
@@ -353,13 +355,19 @@ std::vector<Cell> all_cells() {
 
 int main(int argc, char** argv) {
     using namespace stepgraph::bench;
-    CLI::App app("Times the FP8 scorer of Hopper. Further arguments go to Google Benchmark.");
+    CLI::App app(
+        "Times the FP8 scorer of Hopper. Further arguments go to Google Benchmark, such as --benchmark_filter=REGEX.");
     bool core = false;
     std::string out;
     std::string revision = "unknown";
-    app.add_flag("--core", core, "The cells that the targets are stated for; without it, every combination of the axes");
+    std::string driver = "unknown";
+    app.add_flag(
+        "--core", core,
+        "The cells of bench/results: one row, some of two and eight rows, some captured for more; without it also 64 "
+        "heads, 2, 4, 7 and ragged rows, hot, and full edges");
     app.add_option("--out", out, "Write the results there, as JSON");
     app.add_option("--revision", revision, "Of the sources, for the JSON");
+    app.add_option("--driver", driver, "Version of the GPU's driver, for the JSON");
     app.allow_extras();
     CLI11_PARSE(app, argc, argv);
     std::vector<std::string> rest = app.remaining();
@@ -371,11 +379,13 @@ int main(int argc, char** argv) {
         return 1;
     }
     try {
-        if (!stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, 8448)) {
-            std::fprintf(stderr, "score_bench needs a Hopper GPU and code for sm_90a\n");
+        const std::string reason = stepgraph::tools::why_no_device();
+        if (!reason.empty() || !stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, 8448)) {
+            std::fprintf(stderr, "score_bench needs a Hopper GPU and code for sm_90a%s%s\n", reason.empty() ? "" : ": ",
+                         reason.c_str());
             return 1;
         }
-        Report report(revision, read_ceiling_tb_s());
+        Report report(revision, driver, read_ceiling_tb_s());
         const Cache cache(size_t{4600} << 20U);
         for (const Cell& cell : core ? core_cells() : all_cells()) {
             benchmark::RegisterBenchmark(cell.name().c_str(),

@@ -21,7 +21,7 @@ struct alignas(32) ScorePiece {
     int32_t page_begin, page_end;
     int32_t first_row, rows;
     int32_t block;  // block table entry of page_begin: spares the first page a dependent load
-    int32_t next;   // piece that the same block does next, -1: it draws
+    int32_t next;   // piece that the same block does next; -1: it draws one, or is done where none are drawn
     int32_t drawn;  // pieces of the tile that are drawn
 
     [[nodiscard]] STEPGRAPH_HD bool empty() const { return page_begin == page_end; }
@@ -34,7 +34,7 @@ STEPGRAPH_HD constexpr int drawn_pieces_begin(int blocks, int tile_rows) {
 }
 
 inline constexpr int most_score_blocks = 256;
-inline constexpr int least_drawn_pages = 4;     // of a piece, but for what is left of a request
+inline constexpr int least_drawn_pages = 4;     // that the limit of a drawn piece is at least
 inline constexpr int most_drawn_pieces = 7168;  // beside one for each request, or pass over one
 
 /// Pieces that a tile of `tile_rows` rows, block tables of `columns` columns, may have.
@@ -58,7 +58,7 @@ struct ScheduleArgs {
     /// [tiles, pieces_a_tile]; null: the Hopper scorer is not used, and nothing below is read.
     ScorePiece* pieces = nullptr;
     int64_t pieces_a_tile = 0;             // at least most_score_pieces()
-    int32_t* drawn = nullptr;              // [tiles] set to 0: pieces that blocks drew
+    int32_t* drawn = nullptr;              // [tiles] set to 0: draws of the scorer's blocks
     const int32_t* block_table = nullptr;  // [max_requests, columns]
     int64_t block_table_stride = 0;        // entries
     int rows_a_pass = 1;                   // of one request, that share a reading of its keys
@@ -68,7 +68,7 @@ struct ScheduleArgs {
 /// Enqueues one block a tile. Once a step, behind the decode layout.
 ///
 /// Few pages are shared out evenly. Of many, 7/8 are, and the rest is cut into small pieces for blocks to draw that have
-/// done their share: some multiprocessors read memory up to 10 % more slowly than others. Throws Error.
+/// done their share: some multiprocessors read memory 8 % more slowly than most. Throws Error.
 void schedule(const ScheduleArgs& args, LaunchContext context);
 void prepare_schedule();
 

@@ -31,8 +31,8 @@ struct ScoreArgs {
     const int32_t* ends;         // [rows] exclusive
     const int32_t* page_prefix;  // [rows], see schedule.h; for the portable scorer
     const ScorePiece* pieces;    // of this tile, see schedule.h; for the Hopper scorer
-    int32_t* drawn;              // [1] of this tile: pieces that blocks drew; 0 before and after; for the Hopper scorer
-    int unscored_bound;          // as in the schedule
+    int32_t* drawn;  // [1] of this tile: draws, those that came too late included; 0 before and after; for the Hopper scorer
+    int unscored_bound;  // as in the schedule
 
     // [tile_rows, logits_stride]; row 0 is tile_begin; [r, j] is written for j < ends of rows above the bound
     float* logits;
@@ -46,8 +46,8 @@ struct ScoreArgs {
 void score(const ScoreArgs& args, int blocks, LaunchContext context);
 void prepare_score();  ///< for every head count
 
-/// Blocks that the current device holds at once. A grid of fewer would leave it to chance how many share a multiprocessor
-/// when some are still busy with the kernel before. Throws Error.
+/// Blocks of the portable scorer that the current device holds at once. A grid of fewer would leave it to chance how many
+/// share a multiprocessor when some are still busy with the kernel before. Throws Error.
 int score_blocks(int heads);
 
 }  // namespace stepgraph

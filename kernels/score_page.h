@@ -180,7 +180,7 @@ private:
         }
     }
 
-    /// Scores the rows of few keys, by products that are exact. The page is used up.
+    /// Scores the rows of few keys, by products that are exact but for the order of their sums.
     __device__ void score_exactly() {
         uint32_t keys[steps * 2][4];
 #pragma unroll

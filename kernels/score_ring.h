@@ -23,8 +23,9 @@ constexpr int queued_pieces = 4;
 // the ring is asked for page by page all the same: pages asked for together arrive together, and consumers wait longer for
 // the first.
 constexpr int pages_a_round = 2;
-// Pages of a piece, beside its first, that are asked for before the next piece, which was drawn, is pushed. Consumers take
-// that one before they begin with this one: the ring must hold these pages without them.
+// Pages of a piece, beside its first, that are asked for before the next piece is pushed, where that still has to be read:
+// one that is drawn, or a share's third and later ones. Consumers take it before they begin with this one: the ring must
+// hold these pages without them.
 constexpr int pages_before_next = 8;
 static_assert(1 + pages_before_next - 1 + pages_a_round <= stages);  // the first page, and a round that begins just before
 

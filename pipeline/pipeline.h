@@ -77,7 +77,8 @@ public:
     /// allocation or reading back. Throws Error(wrong_order), (invalid_rows), (cuda).
     void replay(int rows, cudaStream_t stream) const;
 
-    /// Enqueues the decode layout and the schedule of a step of at most `rows` rows. Once a step, before its layers. Legal
+    /// Enqueues the decode layout and the schedule of a step of at most `rows` rows. Once a step, before its layers. The
+    /// block table must not change from here until the step's last layer has run: it is read here and in every layer. Legal
     /// in capture; no synchronisation, no allocation. Throws Error(wrong_order), (invalid_rows), (cuda).
     void enqueue_layout(int rows, cudaStream_t stream) const;
 

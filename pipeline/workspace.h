@@ -17,15 +17,15 @@ namespace stepgraph {
 /// layers follow each other and share it.
 struct WorkspaceParts {
     StepStatus* status;
-    int32_t* starts;       // [max_requests + 1]
-    int32_t* row_request;  // [max_rows]
-    int32_t* ends;         // [max_rows]
-    int64_t* slots;        // [max_rows]
-    int32_t* page_prefix;  // [max_rows]
-    int32_t* drawn;        // [tiles of max_rows]
-    size_t layout_bytes;   // of all that stands above, status and layout, from the base on
-    int64_t pieces_a_tile;
-    ScorePiece* pieces;  // [tiles of max_rows, pieces_a_tile]
+    int32_t* starts;        // [max_requests + 1]
+    int32_t* row_request;   // [max_rows]
+    int32_t* ends;          // [max_rows]
+    int64_t* slots;         // [max_rows]
+    int32_t* page_prefix;   // [max_rows]; for the portable scorer
+    int32_t* drawn;         // [tiles of max_rows]; this and the pieces for the Hopper scorer
+    size_t layout_bytes;    // of all that stands above, from the base on: what bind() clears
+    int64_t pieces_a_tile;  // most_score_pieces() of a tile
+    ScorePiece* pieces;     // [tiles of max_rows, pieces_a_tile]
     void* layout_temporaries;
     size_t layout_temporary_bytes;
     __nv_bfloat16* iq;         // [max_rows, heads * 128]; null where the engine projects

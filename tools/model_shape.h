@@ -7,7 +7,7 @@
 
 namespace stepgraph::tools {
 
-/// Kimi K3's indexer, unless other numbers are given.
+/// Kimi K3.1's indexer, unless other numbers are given.
 struct ModelShape {
     int heads = 32;
     int top_k = 2048;

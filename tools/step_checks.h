@@ -30,7 +30,8 @@ std::vector<double> exact_key(const std::vector<double>& key, const std::vector<
 std::string check_logits(const Geometry& geometry, const std::vector<int32_t>& ends, const std::vector<float>& expected,
                          const std::vector<float>& actual, double tolerance);
 
-/// Largest deviation of a logit, relative to its row's largest, that the formats' own rounding explains.
+/// Largest deviation of a logit, relative to its row's largest, that is accepted: the formats' rounding, and the short sums
+/// of Hopper's FP8 products.
 double logit_tolerance(CacheFormat format);
 
 }  // namespace stepgraph::tools
