@@ -15,6 +15,8 @@
 #include <stepgraph/pipeline/pipeline.h>
 #include <stepgraph/tools/device_buffer.h>
 
+#include "random_pages.h"
+
 namespace {
 
 using stepgraph::check_cuda;
@@ -24,32 +26,12 @@ constexpr int layers = 8;
 constexpr int replays = 20;
 
 std::vector<__nv_bfloat16> random_bf16(size_t n, float deviation) {
-    static std::mt19937_64 random{std::random_device{}()};
     std::normal_distribution<float> normal(0.0F, deviation);
     std::vector<__nv_bfloat16> values(n);
     for (auto& value : values) {
-        value = stepgraph::bf16_from_float(normal(random));
+        value = stepgraph::bf16_from_float(normal(stepgraph::bench::random_bits()));
     }
     return values;
-}
-
-/// Keys of random codes with scales around one: a pool of pages, copied all over a cache.
-std::vector<uint8_t> random_pages(stepgraph::CacheFormat format, int pages) {
-    std::mt19937_64 random{std::random_device{}()};
-    const int bytes = stepgraph::page_bytes(format);
-    std::vector<uint8_t> pool(static_cast<size_t>(bytes) * static_cast<size_t>(pages));
-    for (auto& byte : pool) {
-        byte = static_cast<uint8_t>(random());
-        byte = !stepgraph::is_mxfp4(format) && (byte & 0x7FU) == 0x7FU ? 0 : byte;
-    }
-    for (int page = 0; page < pages; ++page) {
-        for (int token = 0; token < stepgraph::page_tokens; ++token) {
-            uint8_t* scale = pool.data() + page * bytes + stepgraph::scale_offset(format, token, 0);
-            const uint32_t word = stepgraph::is_mxfp4(format) ? 0x7F7E7F80U : 0x3C000000U + ((random() % 4) << 23U);
-            std::copy_n(reinterpret_cast<const uint8_t*>(&word), 4, scale);
-        }
-    }
-    return pool;
 }
 
 struct LayerMemory {
@@ -79,7 +61,7 @@ public:
         for (size_t i = 0; i < table.size(); ++i) {
             table[i] = static_cast<int32_t>(i);
         }
-        std::shuffle(table.begin(), table.end(), std::mt19937_64{std::random_device{}()});
+        std::shuffle(table.begin(), table.end(), stepgraph::bench::random_bits());
         seq_lens_ = DeviceBuffer<int32_t>(std::vector<int32_t>(static_cast<size_t>(requests), context));
         query_lens_ = DeviceBuffer<int32_t>(std::vector<int32_t>(static_cast<size_t>(requests), 1));
         block_table_ = DeviceBuffer<int32_t>(table);
@@ -108,21 +90,15 @@ private:
     LayerMemory make_layer() const {
         const stepgraph::Geometry& g = pipeline_.geometry();
         const auto rows = static_cast<size_t>(g.max_rows);
-        LayerMemory m{.q_c = DeviceBuffer<__nv_bfloat16>(random_bf16(rows * 1536, 1.0F)),
-                      .hidden = DeviceBuffer<__nv_bfloat16>(random_bf16(rows * 7168, 1.0F)),
-                      .wq_b = DeviceBuffer<__nv_bfloat16>(random_bf16(size_t{4096} * 1536, 0.02F)),
-                      .w_kv = DeviceBuffer<__nv_bfloat16>(random_bf16(size_t{160} * 7168, 0.02F)),
-                      .norm_weight = DeviceBuffer<float>(std::vector<float>(128, 1.0F)),
-                      .norm_bias = DeviceBuffer<float>(std::vector<float>(128, 0.0F)),
-                      .cache = DeviceBuffer<uint8_t>(static_cast<size_t>(g.pages * g.page_stride_bytes)),
-                      .indices = DeviceBuffer<int32_t>(rows * static_cast<size_t>(g.top_k))};
-        const std::vector<uint8_t> pool = random_pages(g.cache_format, static_cast<int>(std::min<int64_t>(g.pages, 512)));
-        m.cache.upload(pool);
-        for (size_t filled = pool.size(); filled < m.cache.size(); filled *= 2) {
-            check_cuda(cudaMemcpy(m.cache.data() + filled, m.cache.data(), std::min(filled, m.cache.size() - filled),
-                                  cudaMemcpyDeviceToDevice),
-                       "cudaMemcpy");
-        }
+        LayerMemory m{
+            .q_c = DeviceBuffer<__nv_bfloat16>(random_bf16(rows * 1536, 1.0F)),
+            .hidden = DeviceBuffer<__nv_bfloat16>(random_bf16(rows * 7168, 1.0F)),
+            .wq_b = DeviceBuffer<__nv_bfloat16>(random_bf16(size_t{4096} * 1536, 0.02F)),
+            .w_kv = DeviceBuffer<__nv_bfloat16>(random_bf16(size_t{160} * 7168, 0.02F)),
+            .norm_weight = DeviceBuffer<float>(std::vector<float>(128, 1.0F)),
+            .norm_bias = DeviceBuffer<float>(std::vector<float>(128, 0.0F)),
+            .cache = stepgraph::bench::random_cache(g.cache_format, static_cast<size_t>(g.pages * g.page_stride_bytes)),
+            .indices = DeviceBuffer<int32_t>(rows * static_cast<size_t>(g.top_k))};
         return m;
     }
 

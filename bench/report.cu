@@ -101,7 +101,7 @@ double Replays::time_us() {
     check_cuda(cudaEventSynchronize(end_), "cudaEventSynchronize");
     float milliseconds = 0;
     check_cuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
-    return double{milliseconds} * 1e3 / (double{1} * replays_ * launches_);
+    return double{milliseconds} * 1e3 / (static_cast<double>(replays_) * launches_);
 }
 
 Report::Report(std::string revision, std::string driver, double ceiling_tb_s) : ceiling_tb_s_(ceiling_tb_s) {

@@ -22,6 +22,7 @@
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
 
+#include "random_pages.h"
 #include "report.h"
 
 namespace stepgraph::bench {
@@ -31,6 +32,7 @@ using tools::DeviceBuffer;
 
 constexpr size_t cold_bytes = size_t{1} << 30U;  // that launches rotate over at least, where the cache has them
 constexpr int measurements = 11;
+constexpr int page_bytes_fp8 = page_bytes(CacheFormat::fp8);
 constexpr double tolerance = 2e-3;  // of a row's largest logit
 
 struct Cell {
@@ -55,11 +57,6 @@ struct Cell {
     }
 };
 
-std::mt19937_64& random_bits() {
-    static std::mt19937_64 random{std::random_device{}()};
-    return random;
-}
-
 template <typename Make>
 auto filled(size_t n, Make make) {
     std::vector<decltype(make())> values(n);
@@ -67,45 +64,10 @@ auto filled(size_t n, Make make) {
     return values;
 }
 
-std::vector<uint8_t> random_codes(size_t n, float deviation) {
-    std::normal_distribution<float> normal(0.0F, deviation);
-    return filled(n, [&] { return e4m3_from_float(normal(random_bits())); });
-}
-
-/// Pages of normal keys, quantised as index inputs would: their largest code near 448.
-class Cache {
-public:
-    explicit Cache(size_t bytes) : memory_(bytes) {
-        constexpr int pool_pages = 1024;
-        const std::vector<uint8_t> codes = random_codes(size_t{pool_pages} * 8192, 120.0F);
-        std::vector<uint8_t> pool(size_t{pool_pages} * 8448);
-        for (size_t page = 0; page < pool_pages; ++page) {
-            std::copy_n(codes.begin() + static_cast<int64_t>(page * 8192), 8192,
-                        pool.begin() + static_cast<int64_t>(page * 8448));
-            for (size_t token = 0; token < 64; ++token) {
-                const float scale = std::ldexp(1.0F, -static_cast<int>(random_bits()() % 3) - 6);
-                std::memcpy(pool.data() + page * 8448 + 8192 + token * 4, &scale, 4);
-            }
-        }
-        memory_.upload(pool);
-        for (size_t have = pool.size(); have < bytes; have *= 2) {
-            check_cuda(
-                cudaMemcpy(memory_.data() + have, memory_.data(), std::min(have, bytes - have), cudaMemcpyDeviceToDevice),
-                "cudaMemcpy");
-        }
-    }
-
-    [[nodiscard]] const uint8_t* data() const { return memory_.data(); }
-    [[nodiscard]] size_t bytes() const { return memory_.size(); }
-
-private:
-    DeviceBuffer<uint8_t> memory_;
-};
-
 /// A step's inputs to the scorer, its schedule, and the launches of a cell.
 class Work {
 public:
-    Work(const Cell& cell, const Cache& cache) : cell_(cell), cache_(cache.data()) {
+    Work(const Cell& cell, const DeviceBuffer<uint8_t>& cache) : cell_(cell), cache_(cache.data()) {
         std::vector<int32_t> starts{0};
         std::vector<int32_t> row_request;
         std::vector<int32_t> ends;
@@ -133,7 +95,7 @@ public:
         ends_ = DeviceBuffer<int32_t>(ends);
         host_ends_ = ends;
         table_ = DeviceBuffer<int32_t>(table);
-        query_ = DeviceBuffer<uint8_t>(random_codes(static_cast<size_t>(rows_ * cell.heads * head_dim), 120.0F));
+        query_ = DeviceBuffer<uint8_t>(random_e4m3(static_cast<size_t>(rows_ * cell.heads * head_dim)));
         weights_ = DeviceBuffer<float>(
             filled(static_cast<size_t>(rows_ * cell.heads), [&] { return normal(random_bits()) * 1e-3F; }));
         logits_ = DeviceBuffer<float>(static_cast<size_t>(rows_) * static_cast<size_t>(width()));
@@ -147,15 +109,15 @@ public:
         prepare_score_sm90(cell.heads);
         make_schedule();
         check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the schedule");
-        const auto slice = static_cast<size_t>(cell.pages()) * 8448;
-        slices_ = cell.cold ? static_cast<int>(std::min((cold_bytes + slice - 1) / slice + 1, cache.bytes() / slice)) : 1;
+        const auto slice = static_cast<size_t>(cell.pages()) * page_bytes_fp8;
+        slices_ = cell.cold ? static_cast<int>(std::min((cold_bytes + slice - 1) / slice + 1, cache.size() / slice)) : 1;
     }
 
     [[nodiscard]] int launches() const { return std::max(slices_, 20); }
     void enqueue(int i, cudaStream_t stream) const {
         score_sm90(arguments(i % slices_), blocks_, {stream, cell_.programmatic});
     }
-    [[nodiscard]] int64_t key_bytes() const { return cell_.pages() * page_tokens * 132; }
+    [[nodiscard]] int64_t key_bytes() const { return cell_.pages() * page_bytes_fp8; }
 
     struct Difference {
         double largest_error = 0;  // relative to the row's largest logit
@@ -220,9 +182,9 @@ private:
                 .schedule_tile_rows = rows_,
                 .query = query_.data(),
                 .head_weights = weights_.data(),
-                .cache = cache_ + slice * cell_.pages() * 8448,
+                .cache = cache_ + slice * cell_.pages() * page_bytes_fp8,
                 .pages = cell_.pages(),
-                .page_stride_bytes = 8448,
+                .page_stride_bytes = page_bytes_fp8,
                 .block_table = table_.data(),
                 .block_table_stride = cell_.columns(),
                 .starts = starts_.data(),
@@ -258,7 +220,7 @@ private:
     DeviceBuffer<StepStatus> status_;
 };
 
-void measure(benchmark::State& state, const Cell& cell, const Cache& cache, Report& report) {
+void measure(benchmark::State& state, const Cell& cell, const DeviceBuffer<uint8_t>& cache, Report& report) {
     Work work(cell, cache);
     const Work::Difference difference = work.compare();
     Replays replays(work.launches(), [&](int i, cudaStream_t stream) { work.enqueue(i, stream); });
@@ -380,13 +342,13 @@ int main(int argc, char** argv) {
     }
     try {
         const std::string reason = stepgraph::tools::why_no_device();
-        if (!reason.empty() || !stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, 8448)) {
+        if (!reason.empty() || !stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, page_bytes_fp8)) {
             std::fprintf(stderr, "score_bench needs a Hopper GPU and code for sm_90a%s%s\n", reason.empty() ? "" : ": ",
                          reason.c_str());
             return 1;
         }
         Report report(revision, driver, read_ceiling_tb_s());
-        const Cache cache(size_t{4600} << 20U);
+        const auto cache = random_cache(stepgraph::CacheFormat::fp8, size_t{4600} << 20U);
         for (const Cell& cell : core ? core_cells() : all_cells()) {
             benchmark::RegisterBenchmark(cell.name().c_str(),
                                          [&, cell](benchmark::State& state) { measure(state, cell, cache, report); })

@@ -33,7 +33,7 @@ STEPGRAPH_HD constexpr int drawn_pieces_begin(int blocks, int tile_rows) {
     return 2 * blocks + tile_rows;
 }
 
-inline constexpr int most_score_blocks = 256;
+inline constexpr int most_score_blocks = 256;   // a workspace has room for as many, whatever the device
 inline constexpr int least_drawn_pages = 4;     // that the limit of a drawn piece is at least
 inline constexpr int most_drawn_pieces = 7168;  // beside one for each request, or pass over one
 

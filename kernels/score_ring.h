@@ -2,6 +2,7 @@
 // others, and the rows that are scored.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <stepgraph/layouts/cache_page.h>
@@ -27,7 +28,7 @@ constexpr int pages_a_round = 2;
 // one that is drawn, or a share's third and later ones. Consumers take it before they begin with this one: the ring must
 // hold these pages without them.
 constexpr int pages_before_next = 8;
-static_assert(1 + pages_before_next - 1 + pages_a_round <= stages);  // the first page, and a round that begins just before
+static_assert(pages_before_next + pages_a_round <= stages);  // the first page, and a round that begins just before
 
 constexpr int row_columns = 256;  // of a product: heads times the rows that share a reading of the keys
 constexpr int row_slots = 2;      // the rows of the next piece come while these are read, where both fit
@@ -36,7 +37,8 @@ struct Page {
     uint8_t payload[page_tokens][head_dim];
     uint32_t scales[page_tokens];
 };
-static_assert(sizeof(Page) == 8448);
+static_assert(sizeof(Page) == page_bytes(CacheFormat::fp8) &&
+              offsetof(Page, scales) == scale_offset(CacheFormat::fp8, 0, 0));
 
 /// The matrix units' swizzle wants the query at a multiple of 1024.
 struct alignas(1024) Shared {

@@ -178,7 +178,7 @@ TEST_F(Pieces, GiveTheSameBitsHoweverTheyAreShared) {
         for (auto& block : table) {
             block = random() % 50 == 0 ? -1 : static_cast<int32_t>(random() % pages);
         }
-        std::vector<uint8_t> cache(static_cast<size_t>(pages) * 8448);
+        std::vector<uint8_t> cache(static_cast<size_t>(pages * page_bytes(CacheFormat::fp8)));
         std::vector<uint8_t> query(static_cast<size_t>(rows * heads) * head_dim);
         std::vector<float> weights(static_cast<size_t>(rows * heads));
         std::normal_distribution<float> normal;
@@ -190,7 +190,8 @@ TEST_F(Pieces, GiveTheSameBitsHoweverTheyAreShared) {
         for (int page = 0; page < pages; ++page) {
             for (int token = 0; token < page_tokens; ++token) {
                 const float scale = std::ldexp(1.0F, static_cast<int>(random() % 5));
-                std::memcpy(cache.data() + page * 8448 + 8192 + token * 4, &scale, 4);
+                std::memcpy(cache.data() + page * page_bytes(CacheFormat::fp8) + scale_offset(CacheFormat::fp8, token, 0),
+                            &scale, 4);
             }
         }
         for (auto& weight : weights) {
@@ -217,7 +218,7 @@ TEST_F(Pieces, GiveTheSameBitsHoweverTheyAreShared) {
         device_cache.upload(cache);
         device_query.upload(query);
         device_weights.upload(weights);
-        if (!can_score_sm90(CacheFormat::fp8, device_cache.as<uint8_t>(), 8448)) {
+        if (!can_score_sm90(CacheFormat::fp8, device_cache.as<uint8_t>(), page_bytes(CacheFormat::fp8))) {
             GTEST_SKIP() << "needs an NVIDIA GPU of compute capability 9.0 and code for sm_90a";
         }
         prepare_score_sm90(heads);
@@ -232,7 +233,7 @@ TEST_F(Pieces, GiveTheSameBitsHoweverTheyAreShared) {
                              .head_weights = device_weights.as<float>(),
                              .cache = device_cache.as<uint8_t>(),
                              .pages = pages,
-                             .page_stride_bytes = 8448,
+                             .page_stride_bytes = page_bytes(CacheFormat::fp8),
                              .block_table = device_table.as<int32_t>(),
                              .block_table_stride = columns,
                              .starts = device_starts.as<int32_t>(),

@@ -1,0 +1,62 @@
+// Keys that benchmarks read: random pages, and a cache full of them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <stepgraph/layouts/cache_page.h>
+#include <stepgraph/tools/device_buffer.h>
+
+namespace stepgraph::bench {
+
+inline std::mt19937_64& random_bits() {
+    static std::mt19937_64 random{std::random_device{}()};
+    return random;
+}
+
+/// E4M3 codes of normal values such as index inputs make: the largest of 128 lies near 448.
+inline std::vector<uint8_t> random_e4m3(size_t n) {
+    std::normal_distribution<float> normal(0.0F, 120.0F);
+    std::vector<uint8_t> codes(n);
+    std::generate(codes.begin(), codes.end(), [&] { return e4m3_from_float(normal(random_bits())); });
+    return codes;
+}
+
+/// Pages of `fp8` with normal keys, or of an MXFP4 format with any codes; scales a few powers of two.
+inline std::vector<uint8_t> random_pages(CacheFormat format, int64_t pages) {
+    const int bytes = page_bytes(format);
+    std::vector<uint8_t> all(static_cast<size_t>(pages * bytes));
+    if (is_mxfp4(format)) {
+        std::generate(all.begin(), all.end(), [] { return static_cast<uint8_t>(random_bits()()); });
+    } else {
+        all = random_e4m3(all.size());
+    }
+    for (int64_t page = 0; page < pages; ++page) {
+        for (int token = 0; token < page_tokens; ++token) {
+            uint8_t* scale = all.data() + page * bytes + scale_offset(format, token, 0);
+            const uint32_t word =
+                is_mxfp4(format) ? 0x7F7E7F80U : bits_of(std::ldexp(1.0F, -6 - static_cast<int>(random_bits()() % 3)));
+            std::copy_n(reinterpret_cast<const uint8_t*>(&word), 4, scale);
+        }
+    }
+    return all;
+}
+
+/// A cache of `bytes` bytes, filled with up to a thousand random pages again and again.
+inline tools::DeviceBuffer<uint8_t> random_cache(CacheFormat format, size_t bytes) {
+    tools::DeviceBuffer<uint8_t> cache(bytes);
+    const auto pages = static_cast<int64_t>(bytes) / page_bytes(format);
+    cache.upload(random_pages(format, std::min<int64_t>(pages, 1024)));
+    const size_t pool = static_cast<size_t>(std::min<int64_t>(pages, 1024) * page_bytes(format));
+    for (size_t filled = pool; filled < bytes; filled *= 2) {
+        check_cuda(
+            cudaMemcpy(cache.data() + filled, cache.data(), std::min(filled, bytes - filled), cudaMemcpyDeviceToDevice),
+            "cudaMemcpy");
+    }
+    return cache;
+}
+
+}  // namespace stepgraph::bench
