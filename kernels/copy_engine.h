@@ -57,6 +57,17 @@ __device__ __forceinline__ uint64_t evict_first() {
     return policy;
 }
 
+/// A hint for data that is read or written again soon: it leaves the L2 last.
+__device__ __forceinline__ uint64_t evict_last() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void store(float* to, float x, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(x), "l"(policy) : "memory");
+}
+
 /// Copies bytes that are a multiple of 16, both sides aligned to 16.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
     asm volatile(

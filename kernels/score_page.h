@@ -9,7 +9,6 @@
 
 namespace stepgraph::sm90 {
 
-constexpr int chunk_columns = 64;     // that a warpgroup multiplies at a time
 constexpr int steps = head_dim / 32;  // of a product
 
 // A dot product does not mind the order of its columns. Here thread t of the four that share a key has the key's bytes
@@ -34,18 +33,25 @@ __device__ __forceinline__ uint32_t halves(uint32_t codes) {
     return static_cast<uint32_t>(pair.x) | static_cast<uint32_t>(pair.y) << 16U;
 }
 
+/// The head whose weight stands at `place` among those of its row: a thread's weights, heads 2*t and 2*t + 1 of every eight,
+/// stand together.
+template <int heads>
+__device__ __forceinline__ int head_of_place(int place) {
+    constexpr int of_a_thread = heads / 4;
+    return place % of_a_thread / 2 * 8 + place / of_a_thread * 2 + place % 2;
+}
+
 /// Weighted sums over the heads of one row for a thread's two keys, over the heads that the thread has.
 struct Sums {
     float low = 0.0F;   // key lane / 4 of the warp's sixteen
     float high = 0.0F;  // the one eight further on
 
-    /// Adds heads 2*t and 2*t + 1 of the eight whose weights begin at `weights`; d as the matrix units leave it.
-    __device__ void add(const float* weights, float d0, float d1, float d2, float d3) {
-        const float2 w = *reinterpret_cast<const float2*>(weights + threadIdx.x % 4 * 2);
-        low = fmaf(w.x, relu(d0), low);
-        low = fmaf(w.y, relu(d1), low);
-        high = fmaf(w.x, relu(d2), high);
-        high = fmaf(w.y, relu(d3), high);
+    /// Adds two heads; d as the matrix units leave it.
+    __device__ void add(float weight, float next_weight, const float* d) {
+        low = fmaf(weight, relu(d[0]), low);
+        low = fmaf(next_weight, relu(d[1]), low);
+        high = fmaf(weight, relu(d[2]), high);
+        high = fmaf(next_weight, relu(d[3]), high);
     }
 
     /// Adds up the pairs of the four threads that share the keys: even ones get low, odd ones high.
@@ -55,32 +61,40 @@ struct Sums {
     }
 };
 
-/// A page in the registers of a warpgroup, scored for the rows of a piece, which stand in shared memory from column `slot`
+/// Scores pages in the registers of a warpgroup, for the rows of a piece, which stand in shared memory from column `slot`
 /// on.
 template <int heads>
 class PageScorer {
 public:
-    __device__ PageScorer(const ScoreArgs& args, Shared& shared, const ScorePiece& piece, int slot)
-        : args_(args),
-          shared_(shared),
-          slot_(slot),
-          rows_(piece.rows),
-          logits_(args.logits + (piece.first_row - args.tile_begin) * args.logits_stride) {}
-
-    /// Takes the page, whose first key is `first_position`, out of a stage.
-    __device__ void load(int stage, int first_position) {
-        const Page& page = shared_.pages[stage];
-        const auto lane = static_cast<int>(threadIdx.x) % 32;
+    __device__ PageScorer(const ScoreArgs& args, Shared& shared)
+        : args_(args), shared_(shared), policy_(evict_last()), least_keys_(max(args.unscored_bound, score_sm90_exact_keys)) {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
         const int token = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+        keys_offset_ = static_cast<uint32_t>(token * head_dim + lane % 4 * 32);
+        mine_ = static_cast<uint32_t>(lane % 2 * 8 + token);
+        // Computed here, and not again for every page.
+        pin(keys_offset_);
+        pin(mine_);
+    }
+
+    __device__ void take(const ScorePiece& piece, int slot) {
+        slot_ = slot;
+        rows_ = piece.rows;
+        const int64_t row = piece.first_row - args_.tile_begin + (writes_second_row() ? 1 : 0);
+        logits_ = args_.logits + row * args_.logits_stride + mine_;
+        query_ = swizzled_rows_low(shared_address(shared_.query[slot]));
+        pin(query_);
+    }
+
+    /// Takes a page out of its stage.
+    __device__ void load(int stage) {
+        const Page& page = shared_.pages[stage];
+        const uint8_t* keys = page.payload[0] + keys_offset_;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            // Neighbouring keys read their two chunks in opposite order: eight lanes then meet different banks.
-            const auto* chunks = reinterpret_cast<const uint4*>(page.payload[token + half * 8]) + lane % 4 * 2;
-            const bool swapped = token % 2 != 0;
-            const uint4 one = chunks[swapped ? 1 : 0];
-            const uint4 other = chunks[swapped ? 0 : 1];
-            const uint4 first = swapped ? other : one;
-            const uint4 second = swapped ? one : other;
+            // Lanes of neighbouring keys meet the same banks. To read their two chunks in opposite order would cost more.
+            const uint4 first = *reinterpret_cast<const uint4*>(keys + half * 8 * head_dim);
+            const uint4 second = *reinterpret_cast<const uint4*>(keys + half * 8 * head_dim + 16);
             keys_[0][half] = first.x;
             keys_[0][2 + half] = first.y;
             keys_[1][half] = first.z;
@@ -90,53 +104,89 @@ public:
             keys_[3][half] = second.z;
             keys_[3][2 + half] = second.w;
         }
-        const int mine = lane % 2 * 8 + token;  // the key whose logits this thread writes
-        position_ = first_position + mine;
-        out_ = logits_ + position_ + (lane % 4 >= 2 ? args_.logits_stride : 0);
-        asm volatile("" : "+l"(out_));  // computed here, and not again for every row
-        const uint32_t scale = page.scales[mine];
+        const uint32_t scale = page.scales[mine_];
         scale_ = args_.format == CacheFormat::fp8 ? float_of(scale) : ue8m0_scale(static_cast<uint8_t>(scale));
+        valid_ = shared_.valid[stage];
         __syncwarp();
-        if (lane == 0) {
+        if (threadIdx.x % 32 == 0) {
             barrier_arrive(&shared_.page_taken[stage]);  // all is in registers
         }
     }
 
-    __device__ void score() {
-        constexpr int most = chunk_columns / heads;
-#pragma unroll
-        for (int row = 0; row < row_columns / heads; row += most) {
-            if (row + most <= rows_) {
-                score_chunk<most>(row);
-            }
+    /// Writes the logits of the page that was loaded, whose first key is `first_position`.
+    __device__ void score(int first_position) {
+        position_ = first_position + static_cast<int>(mine_);
+        out_ = logits_ + first_position;
+        if (!valid_) {
+            write_invalid();
+            return;
         }
-        int row = rows_ / most * most;
-        if constexpr (most > 2) {
-            if (row + 2 <= rows_) {
-                score_chunk<2>(row);
-                row += 2;
-            }
-        }
-        if constexpr (most > 1) {
-            if (row < rows_) {
-                score_chunk<1>(row);
-            }
-        }
+        score_rows();
         if (ends()[0] <= score_sm90_exact_keys) {  // a request's bounds ascend with its rows
             score_exactly();
         }
     }
 
 private:
+    [[nodiscard]] __device__ static bool writes_second_row() {
+        return threadIdx.x % 4 >= 2;
+    }
+
     [[nodiscard]] __device__ const int32_t* ends() const {
         return shared_.ends + slot_ / heads;
     }
 
-    /// Scores `rows` rows, from `row` of the piece on, by E4M3 products.
+    /// The weights of four of this thread's heads of row `row`.
+    [[nodiscard]] __device__ float4 weights(int row, int four) const {
+        const float* of_row = shared_.weights + slot_ + row * heads;
+        return *reinterpret_cast<const float4*>(of_row + threadIdx.x % 4 * (heads / 4) + four * 4);
+    }
+
+    /// Gives the keys of an invalid block, for which nothing was copied, the logit -inf.
+    __device__ void write_invalid() {
+        for (int row = writes_second_row() ? 1 : 0; row < rows_; row += 2) {
+            const int end = ends()[row];
+            if (end > args_.unscored_bound && position_ < end) {
+                store(out_ + row / 2 * 2 * args_.logits_stride, -INFINITY, policy_);
+            }
+        }
+    }
+
+    /// Scores the rows of the piece, four or two at a time or the last one.
+    __device__ void score_rows() {
+        int row = 0;
+        if constexpr (heads <= 32) {  // of 64 the registers hold the products of two rows only
+#pragma unroll 1
+            for (; row + 4 <= rows_; row += 4) {
+                // The matrix units multiply the third and the fourth while the first two are summed up.
+                float products[heads];
+                float next_products[heads];
+                multiply<2>(row, products);
+                multiply<2>(row + 2, next_products);
+                wgmma_wait<1>();
+                sum_up<2>(row, products);
+                wgmma_wait<0>();
+                sum_up<2>(row + 2, next_products);
+            }
+        }
+#pragma unroll 1
+        for (; row + 2 <= rows_; row += 2) {
+            float products[heads];
+            multiply<2>(row, products);
+            wgmma_wait<0>();
+            sum_up<2>(row, products);
+        }
+        if (row < rows_) {
+            float products[heads / 2];
+            multiply<1>(row, products);
+            wgmma_wait<0>();
+            sum_up<1>(row, products);
+        }
+    }
+
+    /// Starts to multiply by `rows` rows, from `row` of the piece on.
     template <int rows>
-    __device__ void score_chunk(int row) {
-        constexpr int columns = rows * heads;
-        float products[columns / 2];
+    __device__ void multiply(int row, float (&products)[rows * heads / 2]) {
 #pragma unroll
         for (auto& product : products) {
             leave_undefined(product);
@@ -148,36 +198,39 @@ private:
                 pin(word);
             }
         }
-        const uint64_t query = swizzled_rows(shared_address(shared_.query[slot_ + row * heads]));
+        const uint32_t query = query_ + static_cast<uint32_t>(row * heads * head_dim / 16);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
-            wgmma_e4m3<columns>(products, keys_[step], query + step * 2, step);
+            wgmma_e4m3<rows * heads>(products, keys_[step], query + step * 2, step);
         }
         wgmma_commit();
-        wgmma_wait_all();
+    }
+
+    /// Sums up the products of one or two rows, which are complete, and writes their logits.
+    template <int rows>
+    __device__ void sum_up(int row, float (&products)[rows * heads / 2]) {
 #pragma unroll
         for (auto& product : products) {
             pin(product);
         }
-        const float* weights = shared_.weights + slot_ + row * heads;
-        const int least_keys = max(args_.unscored_bound, score_sm90_exact_keys);
+        // Read, and computed, before the sums, which nothing then follows but the store.
+        const int end = ends()[row + (rows > 1 && writes_second_row() ? 1 : 0)];
+        float* to = out_ + row * args_.logits_stride;
+        float sums[rows];
 #pragma unroll
-        for (int pair = 0; pair < rows; pair += 2) {
-            float sums[2];
+        for (int i = 0; i < rows; ++i) {
+            Sums row_sums;
 #pragma unroll
-            for (int i = 0; i < 2 && pair + i < rows; ++i) {
-                Sums row_sums;
-#pragma unroll
-                for (int j = (pair + i) * heads / 8; j < (pair + i + 1) * heads / 8; ++j) {
-                    row_sums.add(weights + j * 8, products[j * 4], products[j * 4 + 1], products[j * 4 + 2],
-                                 products[j * 4 + 3]);
-                }
-                sums[i] = row_sums.pair_sum();
+            for (int j = 0; j < heads / 16; ++j) {
+                const float* d = products + i * heads / 2 + j * 8;
+                const float4 w = weights(row + i, j);
+                row_sums.add(w.x, w.y, d);
+                row_sums.add(w.z, w.w, d + 4);
             }
-            write<(rows > 1)>(row + pair, sums[0], sums[rows > 1 ? 1 : 0],
-                              [&](int end) { return end > least_keys && position_ < end; });
+            sums[i] = row_sums.pair_sum();
         }
+        write<(rows > 1)>(to, sums[0], sums[rows - 1], end > least_keys_ && position_ < end);
     }
 
     /// Scores the rows of few keys, by products that are exact but for the order of their sums.
@@ -194,45 +247,53 @@ private:
         for (int row = 0; row < rows_ && ends()[row] <= score_sm90_exact_keys; ++row) {
             Sums sums;
 #pragma unroll 1
-            for (int first = slot_ + row * heads; first < slot_ + (row + 1) * heads; first += 8) {
+            for (int eight = 0; eight < heads / 8; ++eight) {
                 float products[4] = {};
 #pragma unroll
                 for (int i = 0; i < steps * 2; ++i) {
-                    const int column = first + static_cast<int>(threadIdx.x) % 32 / 4;
+                    const int column = slot_ + row * heads + eight * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
                     const int t = static_cast<int>(threadIdx.x) % 4;
                     const auto low = *reinterpret_cast<uint32_t*>(query_word(shared_, column, t, i / 2 * 2));
                     const auto high = *reinterpret_cast<uint32_t*>(query_word(shared_, column, t, i / 2 * 2 + 1));
                     mma_f16(products, keys[i], halves(low >> i % 2 * 16 & 0xFFFFU), halves(high >> i % 2 * 16 & 0xFFFFU));
                 }
-                sums.add(shared_.weights + first, products[0], products[1], products[2], products[3]);
+                const float4 w = weights(row, eight / 2);
+                sums.add(eight % 2 == 0 ? w.x : w.z, eight % 2 == 0 ? w.y : w.w, products);
             }
             const float sum = sums.pair_sum();
-            write<false>(row, sum, sum, [&](int end) { return end > args_.unscored_bound && position_ < end; });
+            const bool wanted = ends()[row] > args_.unscored_bound && position_ < ends()[row];
+            write<false>(out_ + row * args_.logits_stride, sum, sum, wanted);
         }
     }
 
     /// Adds up the two pairs of threads that share keys, the lower pair for row `row`, the upper for the next one if there
-    /// are two, and writes the logits that are wanted, given the row's bound.
-    template <bool two, typename Wanted>
-    __device__ void write(int row, float sum, float next_sum, Wanted wanted) {
-        const bool upper = threadIdx.x % 4 >= 2;
+    /// are two, and writes the logit if it is wanted.
+    template <bool two>
+    __device__ void write(float* to, float sum, float next_sum, bool wanted) {
+        const bool upper = writes_second_row();
         const float total = (upper ? next_sum : sum) + __shfl_xor_sync(0xFFFFFFFFU, upper ? sum : next_sum, 2);
-        const int mine = row + (upper && two ? 1 : 0);
-        if (wanted(ends()[mine]) && (two || !upper)) {
-            out_[row * args_.logits_stride] = total * scale_;
+        if (wanted && (two || !upper)) {
+            store(to, total * scale_, policy_);
         }
     }
 
     const ScoreArgs& args_;
     Shared& shared_;
+    uint64_t policy_;
+    int least_keys_;
+    uint32_t keys_offset_;  // of this thread's keys in a page
+    uint32_t mine_;         // the key of a page whose logits this thread writes
+    // Of the piece:
     int slot_;
     int rows_;
-    float* logits_;  // of the piece's first row
+    uint32_t query_;  // the low word of its descriptor
+    float* logits_;   // of key mine_ of the first row, or, for the threads that write every other row, of the second
+    // Of the page:
     uint32_t keys_[steps][4];
-    // Of the key whose logits this thread writes.
-    int position_;
-    float scale_;
-    float* out_;  // of the piece's first row, or, for the threads that write every other row, of its second
+    float scale_;  // of key mine_
+    bool valid_;
+    int position_;  // of key mine_
+    float* out_;    // its logit, as logits_
 };
 
 }  // namespace stepgraph::sm90

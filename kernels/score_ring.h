@@ -8,27 +8,29 @@
 #include <stepgraph/layouts/cache_page.h>
 
 #include "copy_engine.h"
+#include "matrix_units.h"
 #include "score.h"
 
 namespace stepgraph::sm90 {
 
-constexpr int consumers = 4;  // warpgroups that take turns at the pages
+constexpr int consumers = 3;  // warpgroups that take turns at the pages
 constexpr int consumer_threads = consumers * 128;
-constexpr int threads = consumer_threads + 32;  // and the producer, one warp
+// The producer is one warp. It has a warpgroup to itself all the same: registers are handed out to warpgroups, and consumers
+// need more than a thread's even share for two products at a time.
+constexpr int threads = consumer_threads + 128;
+constexpr int consumer_registers = 144;
+constexpr int producer_registers = 80;
+static_assert(consumers * consumer_registers + producer_registers <= 65536 / 128);
 constexpr int stages = 12;
 // A stage always serves the same warpgroup. If not, one could come back to a stage a whole round ahead of another, when
 // pages arrive out of order, and take the end of an older phase for that of its own.
 static_assert(stages % consumers == 0);
 constexpr int queued_pieces = 4;
-// Pages that the producer asks for at a time, a lane each: one lane alone would be slower than memory. The first round of
-// the ring is asked for page by page all the same: pages asked for together arrive together, and consumers wait longer for
-// the first.
-constexpr int pages_a_round = 2;
 // Pages of a piece, beside its first, that are asked for before the next piece is pushed, where that still has to be read:
 // one that is drawn, or a share's third and later ones. Consumers take it before they begin with this one: the ring must
 // hold these pages without them.
 constexpr int pages_before_next = 8;
-static_assert(pages_before_next + pages_a_round <= stages);  // the first page, and a round that begins just before
+static_assert(pages_before_next + 1 <= stages);  // and the first page
 
 constexpr int row_columns = 256;  // of a product: heads times the rows that share a reading of the keys
 constexpr int row_slots = 2;      // the rows of the next piece come while these are read, where both fit
@@ -56,8 +58,9 @@ struct alignas(1024) Shared {
 constexpr size_t shared_bytes = sizeof(Shared) + 1024;  // the base is aligned to 16 only
 
 __device__ __forceinline__ Shared& align_shared(uint8_t* memory) {
-    const uint32_t base = shared_address(memory);
-    return *reinterpret_cast<Shared*>(memory + ((base + 1023) / 1024 * 1024 - base));
+    uint32_t base = (shared_address(memory) + 1023) / 1024 * 1024;
+    pin(base);  // kept in a register, and not computed again for every access
+    return *static_cast<Shared*>(__cvta_shared_to_generic(base));
 }
 
 /// By one thread, before any other touches a barrier.
@@ -86,9 +89,18 @@ struct Place {
             parity ^= 1U;
         }
     }
+    /// The place any number of places further on.
+    [[nodiscard]] __device__ Place ahead(int by) const {
+        const auto rounds = static_cast<uint32_t>(index + by) / size;
+        return {index + by - static_cast<int>(rounds) * size, parity ^ (rounds & 1U)};
+    }
 };
 
 /// The warp that asks for pages: of the pieces of the block's share, then of those that it draws.
+///
+/// A page comes every 450 cycles, and a load takes microseconds where memory is saturated. So tickets, pieces and block
+/// table entries are on their way long before they are used, and what asking for a page needs is made for 32 pages at a
+/// time, one in each lane.
 class Producer {
 public:
     __device__ Producer(const ScoreArgs& args, Shared& shared)
@@ -99,48 +111,50 @@ public:
         async_proxy_fence_global();
         ScorePiece piece = args_.pieces[2 * blockIdx.x];
         second_ = args_.pieces[2 * blockIdx.x + 1];  // empty where the first is all
-        first_entry_ = entry_of(piece, 1);
-        second_entry_ = entry_of(second_, 1);
+        blocks_ = blocks_of(piece, 1);
+        second_blocks_ = blocks_of(second_, 1);
         if (!piece.empty()) {
-            ask(piece, piece.block, 1);
+            ask_for_first(piece);
         }
         push(piece);
         draw_after(piece);
         for (bool first = true; !piece.empty(); first = false) {
             if (!first) {
-                ask(piece, piece.block, 1);
+                ask_for_first(piece);
             }
             piece = ask_for_others(piece);
         }
     }
 
 private:
-    // Where memory is saturated a load takes microseconds: tickets, pieces and block table entries are on their way long
-    // before they are used.
+    __device__ void ask_for_first(const ScorePiece& piece) {
+        hold(piece.block);
+        ask(piece, 0);
+        ring_ = ring_.ahead(1);
+    }
 
     /// Asks for all pages of a piece but the first, and returns the next piece, which is pushed on the way.
     __device__ ScorePiece ask_for_others(const ScorePiece& piece) {
         const int others = piece.page_end - piece.page_begin - 1;
-        int entry = first_entry_;
-        int later_entry = entry_of(piece, 33);
         const bool last = piece.next < 0 && piece.drawn == 0;
-        const bool known = last || is_second(piece.next);
-        const int before_next = known ? 0 : min(others, pages_before_next);
+        const int before_next = last || is_second(piece.next) ? 0 : min(others, pages_before_next);
         const ScorePiece next = last ? ScorePiece{} : next_of(piece);
+        int blocks = blocks_;
         bool pushed = false;
-        int n = 0;
 #pragma unroll 1
-        for (int i = 0; i < others; i += n) {
-            if (i >= before_next && !pushed) {
-                push_next(next, is_second(piece.next));
-                pushed = true;
+        for (int first = 0; first < others; first += 32) {
+            hold(blocks);
+            blocks = blocks_of(piece, first + 33);
+            const int held = min(32, others - first);
+#pragma unroll 1
+            for (int i = 0; i < held; ++i) {
+                if (first + i >= before_next && !pushed) {
+                    push_next(next, is_second(piece.next));
+                    pushed = true;
+                }
+                ask(piece, i);
             }
-            if (i % 32 == 0 && i > 0) {
-                entry = later_entry;
-                later_entry = entry_of(piece, i + 33);
-            }
-            n = min(min(asked_ < stages ? 1 : pages_a_round, others - i), 32 - i % 32);
-            ask(piece, __shfl_sync(0xFFFFFFFFU, entry, i % 32 + lane_), n);
+            ring_ = ring_.ahead(held);
         }
         if (!pushed) {
             push_next(next, is_second(piece.next));
@@ -150,7 +164,7 @@ private:
 
     __device__ void push_next(const ScorePiece& next, bool second) {
         push(next);
-        first_entry_ = second ? second_entry_ : entry_of(next, 1);
+        blocks_ = second ? second_blocks_ : blocks_of(next, 1);
         draw_after(next);
     }
 
@@ -159,7 +173,7 @@ private:
     }
 
     /// This lane's block table entry of the 32 from page `first` of the piece on.
-    [[nodiscard]] __device__ int entry_of(const ScorePiece& piece, int first) const {
+    [[nodiscard]] __device__ int blocks_of(const ScorePiece& piece, int first) const {
         const int page = piece.page_begin + first + lane_;
         return page < piece.page_end ? args_.block_table[piece.request * args_.block_table_stride + page] : 0;
     }
@@ -196,19 +210,23 @@ private:
         queue_.advance();
     }
 
-    /// Asks for `n` pages of `piece`, each lane below n for its `block`.
-    __device__ void ask(const ScorePiece& piece, int block, int n) {
-        if (lane_ < n) {
-            Place<stages> place = ring_;
-            place.advance(lane_);
-            const int stage = place.index;
-            const bool valid = block >= 0 && block < args_.pages;
-            barrier_wait(&shared_.page_taken[stage], place.parity ^ 1U);
-            shared_.valid[stage] = valid;
-            if (valid) {
+    /// Holds the page of `block` ready in this lane, whose place in the ring is as many further on as the lane's number.
+    __device__ void hold(int block) {
+        place_ = ring_.ahead(lane_);
+        valid_ = block >= 0 && block < args_.pages;
+        page_ = page_address(args_.cache, block, args_.page_stride_bytes);
+    }
+
+    /// Asks for the page that lane `lane` holds. Pages asked for together would arrive together, and consumers wait longer
+    /// for the first.
+    __device__ void ask(const ScorePiece& piece, int lane) {
+        if (lane_ == lane) {
+            const int stage = place_.index;
+            barrier_wait(&shared_.page_taken[stage], place_.parity ^ 1U);
+            shared_.valid[stage] = valid_;
+            if (valid_) {
                 barrier_arrive_expect(&shared_.page_there[stage], sizeof(Page));
-                copy_bytes(&shared_.pages[stage], page_address(args_.cache, block, args_.page_stride_bytes), sizeof(Page),
-                           &shared_.page_there[stage], policy_);
+                copy_bytes(&shared_.pages[stage], page_, sizeof(Page), &shared_.page_there[stage], policy_);
             } else {
                 // Every pass and every tile of a straddling request meets it; that with the last row counts it.
                 if (piece.first_row + piece.rows == min(args_.starts[piece.request + 1], args_.rows)) {
@@ -218,8 +236,6 @@ private:
             }
         }
         __syncwarp();
-        ring_.advance(n);
-        asked_ += n;
     }
 
     const ScoreArgs& args_;
@@ -227,12 +243,15 @@ private:
     uint64_t policy_;
     int lane_;
     int ticket_ = 0;       // of the next piece, in lane 0
-    int first_entry_ = 0;  // block table entry of the piece's page 1 + lane
+    int blocks_ = 0;       // block table entry of the piece's page 1 + lane
     ScorePiece second_{};  // of the block
-    int second_entry_ = 0;
-    int asked_ = 0;  // pages
+    int second_blocks_ = 0;
     Place<stages> ring_;
     Place<queued_pieces> queue_;
+    // What hold() made.
+    Place<stages> place_;
+    bool valid_ = false;
+    const uint8_t* page_ = nullptr;
 };
 
 /// A consumer's end of the queue. Every warp takes every piece.

@@ -22,6 +22,7 @@ public:
         : args_(args),
           shared_(shared),
           queue_(shared),
+          page_(args, shared),
           warpgroup_(__shfl_sync(~0U, static_cast<int>(threadIdx.x) / 128, 0)) {
         ring_.index = warpgroup_;
     }
@@ -65,16 +66,15 @@ private:
         const auto thread = static_cast<int>(threadIdx.x);
         const int columns = piece.rows * heads;
         const uint8_t* query = args_.query + query_payload_offset(CacheFormat::fp8, heads, piece.first_row, 0, 0);
-        // A warp takes a column. From one round to the next the column's place in the swizzle stays.
-        constexpr int columns_a_round = consumer_threads / 32;
-        static_assert(columns_a_round % 8 == 0);
-        uint8_t* to = query_word(shared_, slot + thread / 32, thread % 32 / 8, thread % 8);
 #pragma unroll 1
-        for (int column = 0; column + thread / 32 < columns; column += columns_a_round) {
-            copy_word(to + column * head_dim, query + column * head_dim + thread * 4);
+        for (int column = thread / 32; column < columns; column += consumer_threads / 32) {
+            copy_word(query_word(shared_, slot + column, thread % 32 / 8, thread % 8),
+                      query + column * head_dim + thread % 32 * 4);
         }
         if (thread < columns) {
-            copy_word(shared_.weights + slot + thread, args_.head_weights + int64_t{piece.first_row} * heads + thread);
+            const float* weights = args_.head_weights + int64_t{piece.first_row} * heads;
+            copy_word(shared_.weights + slot + thread,
+                      weights + thread / heads * heads + head_of_place<heads>(thread % heads));
         }
         if (thread < piece.rows) {
             copy_word(shared_.ends + slot / heads + thread, args_.ends + piece.first_row + thread);
@@ -89,41 +89,22 @@ private:
     }
 
     __device__ void score_pages(const ScorePiece& piece, int slot) {
-        PageScorer<heads> page(args_, shared_, piece, slot);
+        page_.take(piece, slot);
         // Warpgroups take turns, through all pieces.
         for (int i = piece.page_begin + (warpgroup_ - turn_ + consumers) % consumers; i < piece.page_end; i += consumers) {
             barrier_wait(&shared_.page_there[ring_.index], ring_.parity);
             __syncwarp();  // the lanes stay together: what the stage holds changes when the first of them has released it
-            if (shared_.valid[ring_.index]) {
-                page.load(ring_.index, i * page_tokens);
-                page.score();
-            } else {
-                score_invalid_block(piece, slot, i * page_tokens);
-            }
+            page_.load(ring_.index);
+            page_.score(i * page_tokens);
             ring_.advance(consumers);
         }
         turn_ = (turn_ + piece.page_end - piece.page_begin) % consumers;
     }
 
-    /// Gives the keys of an invalid block, for which nothing was copied, the logit -inf.
-    __device__ void score_invalid_block(const ScorePiece& piece, int slot, int first_position) {
-        const auto thread = static_cast<int>(threadIdx.x) % 128;
-        const int position = first_position + thread;
-        const int32_t* ends = shared_.ends + slot / heads;
-        for (int row = 0; row < piece.rows; ++row) {
-            if (thread < page_tokens && position < ends[row] && ends[row] > args_.unscored_bound) {
-                args_.logits[(piece.first_row + row - args_.tile_begin) * args_.logits_stride + position] = -INFINITY;
-            }
-        }
-        __syncwarp();
-        if (thread % 32 == 0) {
-            barrier_arrive(&shared_.page_taken[ring_.index]);
-        }
-    }
-
     const ScoreArgs& args_;
     Shared& shared_;
     PieceQueue queue_;
+    PageScorer<heads> page_;
     int warpgroup_;
     Place<stages> ring_;
     int turn_ = 0;  // whose a piece's first page is
@@ -143,9 +124,13 @@ __global__ void __launch_bounds__(threads, 1) score_sm90_kernel(const ScoreArgs 
     let_consumers_start();
 
     if (threadIdx.x < consumer_threads) {
+        take_registers<consumer_registers>();
         Consumer<heads>(args, shared).run();
     } else {
-        Producer(args, shared).run();
+        leave_registers<producer_registers>();
+        if (threadIdx.x < consumer_threads + 32) {
+            Producer(args, shared).run();
+        }
     }
 #else
     __trap();  // never launched: see can_score_sm90()
