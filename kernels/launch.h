@@ -48,26 +48,58 @@ void prepare_kernel(void (*kernel)(Parameters...), const char* name, size_t shar
     }
 }
 
-/// Enqueues `kernel`. The programmatic attribute follows the architecture that the kernel was compiled for and not the
-/// device: code compiled for older ones holds no wait, and with the attribute it would race. Throws Error.
+/// Lets clusters have more than the eight blocks that every architecture with clusters grants. Throws Error.
 template <typename... Parameters>
-void launch(void (*kernel)(Parameters...), const char* name, LaunchContext context, dim3 grid, unsigned int threads,
-            size_t shared_bytes, std::type_identity_t<Parameters>... parameters) {
+void allow_large_clusters(void (*kernel)(Parameters...), const char* name) {
+    check_cuda(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        name);
+}
+
+/// Whether the kernel was compiled for sm_90 or newer: code for older ones holds no wait for its producers, no trigger and
+/// no cluster. Throws Error.
+template <typename... Parameters>
+bool compiled_for_clusters(void (*kernel)(Parameters...), const char* name) {
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), name);
+    return attributes.ptxVersion >= 90;
+}
 
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+/// Enqueues `kernel` in clusters of `cluster_blocks` blocks. The programmatic attribute follows the architecture that the
+/// kernel was compiled for and not the device: code compiled for older ones holds no wait, and with the attribute it would
+/// race. Throws Error.
+template <typename... Parameters>
+void launch_clusters(void (*kernel)(Parameters...), const char* name, LaunchContext context, dim3 grid,
+                     unsigned int cluster_blocks, unsigned int threads, size_t shared_bytes,
+                     std::type_identity_t<Parameters>... parameters) {
+    cudaLaunchAttribute attributes[2]{};
+    unsigned int count = 0;
+    if (context.programmatic && compiled_for_clusters(kernel, name)) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count].val.programmaticStreamSerializationAllowed = 1;
+        ++count;
+    }
+    if (cluster_blocks > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim = {cluster_blocks, 1, 1};
+        ++count;
+    }
 
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = context.stream;
-    config.attrs = &attribute;
-    config.numAttrs = context.programmatic && attributes.ptxVersion >= 90 ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     check_cuda(cudaLaunchKernelEx(&config, kernel, parameters...), name);
+}
+
+/// Enqueues `kernel`, its blocks each for itself. Throws Error.
+template <typename... Parameters>
+void launch(void (*kernel)(Parameters...), const char* name, LaunchContext context, dim3 grid, unsigned int threads,
+            size_t shared_bytes, std::type_identity_t<Parameters>... parameters) {
+    launch_clusters(kernel, name, context, grid, 1, threads, shared_bytes, parameters...);
 }
 
 }  // namespace stepgraph

@@ -121,6 +121,18 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// d += a . b^T of a warp, [16, 8] and 16 columns deep, BF16, two a word. d as above; a0 and a1: columns lane%4*2 and the
+/// next of rows lane/4 and eight below, a2 and a3 those eight columns further on; b0 and b1: the same columns of row lane/4
+/// of b.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                         uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 /// Sets the registers of each thread of a warpgroup to more, or to fewer, than the kernel began with.
 template <int count>
 __device__ __forceinline__ void take_registers() {

@@ -8,6 +8,7 @@
 
 #include <stepgraph/kernels/index_inputs.h>
 #include <stepgraph/kernels/project.h>
+#include <stepgraph/kernels/project_sm90.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
@@ -65,6 +66,7 @@ struct Pipeline::Bound {
     int unscored_bound;  // rows with ends <= this need no logits
     int score_blocks;    // of the scorer in use
     bool portable_scorer;
+    int most_hopper_rows;  // of a bucket whose projections Hopper's kernel makes; 0: cuBLASLt makes them all
     std::optional<Product> query_product;
     std::optional<Product> packed_product;
     std::map<int, CapturedGraph> graphs;  // by bucket
@@ -77,6 +79,8 @@ struct Pipeline::Bound {
     const LayerBuffers& checked_layer(int layer) const;
 
     void enqueue_layout(int rows, cudaStream_t stream) const;
+    [[nodiscard]] ProjectArgs project_args(const LayerBuffers& layer, int rows) const;
+    void prepare_projections();
     void enqueue_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
     void enqueue_index_inputs(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
     void enqueue_tile(const LayerBuffers& layer, int rows, int tile_begin, cudaStream_t stream) const;
@@ -188,10 +192,33 @@ void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
              on(stream));
 }
 
+ProjectArgs Pipeline::Bound::project_args(const LayerBuffers& layer, int rows) const {
+    // The packed product first: its sums pass between blocks, which takes longest.
+    return {{{layer.hidden, layer.w_kv, work.projected, geometry.projected_columns, geometry.hidden_size},
+             {layer.q_c, layer.wq_b, work.iq, geometry.heads * head_dim, geometry.q_lora_rank}},
+            rows};
+}
+
 void Pipeline::Bound::enqueue_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const {
-    if (layer.iq == nullptr) {
+    if (layer.iq != nullptr) {
+        return;
+    }
+    if (rows <= most_hopper_rows) {
+        project_sm90(project_args(layer, rows), on(stream));
+    } else {
         query_product->enqueue(layer.q_c, layer.wq_b, work.iq, rows, work.product_workspace, stream);
         packed_product->enqueue(layer.hidden, layer.w_kv, work.projected, rows, work.product_workspace, stream);
+    }
+}
+
+void Pipeline::Bound::prepare_projections() {
+    if (can_project_sm90(geometry.hidden_size, geometry.q_lora_rank)) {
+        most_hopper_rows = most_project_sm90_rows;
+        prepare_project_sm90(project_args({}, 1));
+    }
+    if (geometry.max_rows > most_hopper_rows) {
+        query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);
+        packed_product.emplace(ProductShape{geometry.projected_columns, geometry.hidden_size}, geometry.max_rows);
     }
 }
 
@@ -355,6 +382,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .unscored_bound = all_logits ? 0 : geometry.top_k,
                                                .score_blocks = stepgraph::score_blocks(geometry.heads),
                                                .portable_scorer = true,
+                                               .most_hopper_rows = 0,
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
                                                .graphs = {}});
@@ -371,8 +399,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
         bound->score_blocks = score_sm90_blocks();
     }
     if (std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) { return layer.iq == nullptr; })) {
-        bound->query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);
-        bound->packed_product.emplace(ProductShape{geometry.projected_columns, geometry.hidden_size}, geometry.max_rows);
+        bound->prepare_projections();
     }
     // One step thrown away: it loads the kernels that Thrust makes of the layout, and finds what a capture would not bear.
     Branch branch;

@@ -63,8 +63,9 @@ public:
 
     /// Fixes the buffers, loads every kernel, chooses the projections' algorithms and clears the status. Synchronises; not
     /// legal in this thread's capture, and nothing that uses the workspace may be in flight. Binding again drops what was
-    /// captured. On an error the pipeline stays as it was. Where products are made here, it must not run while another
-    /// thread captures in mode Global: making a cuBLASLt handle breaks that capture. Throws Error(invalid_buffer),
+    /// captured. On an error the pipeline stays as it was. Where cuBLASLt makes products (for more than 256 rows, for depths
+    /// that are no multiples of 32 or beyond 24576, or on a GPU that is not Hopper), it must not run while another thread
+    /// captures in mode Global: making a cuBLASLt handle breaks that capture. Throws Error(invalid_buffer),
     /// (workspace_too_small), (cuda), (cublas).
     void bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace);
 
@@ -83,7 +84,8 @@ public:
     void enqueue_layout(int rows, cudaStream_t stream) const;
 
     /// Enqueues one layer, projections to indices, for the `rows` that the last layout was enqueued for. Legal in capture;
-    /// no synchronisation, no allocation. Throws Error(wrong_order), (invalid_layer), (invalid_rows), (cuda), (cublas).
+    /// no synchronisation, no allocation. The weights of the products are read before the kernels in front of the layer have
+    /// ended: none of them may write them. Throws Error(wrong_order), (invalid_layer), (invalid_rows), (cuda), (cublas).
     void enqueue_layer(int layer, int rows, cudaStream_t stream) const;
 
     /// Captured buckets in ascending order, and the graph of one of them, which lives until the next bind or capture.

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include <stepgraph/kernels/project_sm90.h>
 #include <stepgraph/layouts/tiles.h>
 
 #include "device_step.h"
@@ -36,6 +37,9 @@ std::string kind_of(const GraphNode& node) {
     }
     if (node.name.find("score_sm90_kernel") != std::string::npos) {
         return "score";
+    }
+    if (node.name.find("project_sm90_kernel") != std::string::npos) {
+        return "project";
     }
     for (const char* own : {"schedule", "index_inputs", "score", "select", "attention"}) {
         if (node.name.find(std::string(own) + "_kernel") != std::string::npos) {
@@ -74,7 +78,7 @@ Edges edges_of(const CapturedGraph& graph) {
 }
 
 /// The edges that a step must have, from its numbers alone.
-Edges expected_edges(int layers, int tiles, bool projects, bool engine_between, bool programmatic) {
+Edges expected_edges(int layers, int tiles, bool projects, bool own_projections, bool engine_between, bool programmatic) {
     const std::string soft = programmatic ? " ~> " : " -> ";
     Edges edges = {"scan init 0 -> scan 0", "scan 0 -> for_each 0", "for_each 0" + soft + "schedule 0"};
     std::string before = "schedule 0";
@@ -83,14 +87,20 @@ Edges expected_edges(int layers, int tiles, bool projects, bool engine_between, 
     for (int layer = 0; layer < layers; ++layer) {
         std::vector<std::string> producers = {before};
         if (projects) {
-            const std::string query = next("product");
-            const std::string packed = next("product");
-            edges.insert(query + " -> " + packed);
+            std::string last;
+            std::string first;
+            if (own_projections) {
+                first = last = next("project");
+            } else {
+                first = next("product");
+                last = next("product");
+                edges.insert(first + " -> " + last);
+            }
             if (layer > 0) {
-                edges.insert(before + " -> " + query);
+                edges.insert(before + (own_projections ? soft : " -> ") + first);
                 producers.clear();
             }
-            producers.push_back(packed);
+            producers.push_back(last);
         }
         before = next("index_inputs");
         for (const std::string& producer : producers) {
@@ -115,11 +125,18 @@ Edges expected_edges(int layers, int tiles, bool projects, bool engine_between, 
 TEST_F(StepGraph, HoldsExactlyTheNodesAndEdgesThatItsNumbersGive) {
     Random random = fresh_random();
     DeviceMemory sum(8, 8, false);
-    for (const bool projects : {false, true}) {
+    for (const int hidden_size : {0, 192, 200}) {  // projected elsewhere; for Hopper's kernel; for cuBLASLt
+        const bool projects = hidden_size > 0;
+        const bool own_projections = projects && can_project_sm90(hidden_size, 128);
         for (const bool programmatic : {false, true}) {
             for (const int layers : {1, 3}) {
-                const StepCase step = make_case(
-                    {.max_rows = 40, .max_requests = 10, .columns = 2, .layers = layers, .project = projects}, random);
+                const StepCase step = make_case({.max_rows = 40,
+                                                 .max_requests = 10,
+                                                 .columns = 2,
+                                                 .layers = layers,
+                                                 .project = projects,
+                                                 .hidden_size = hidden_size},
+                                                random);
                 DeviceStep device(step, {.programmatic_edges = programmatic, .tile_rows = 16});
                 for (const bool engine_between : {false, true}) {
                     Pipeline::AfterLayer attention = [&](int layer, int rows, cudaStream_t stream) {
@@ -131,10 +148,12 @@ TEST_F(StepGraph, HoldsExactlyTheNodesAndEdgesThatItsNumbersGive) {
                     for (const int rows : {5, 40}) {
                         const CapturedGraph& graph = device.pipeline().graph(rows);
                         const int tiles = tile_count(rows, 16);
-                        EXPECT_EQ(edges_of(graph), expected_edges(layers, tiles, projects, engine_between,
+                        EXPECT_EQ(edges_of(graph), expected_edges(layers, tiles, projects, own_projections, engine_between,
                                                                   programmatic && compiled_with_programmatic_launch()));
-                        const auto per_layer =
-                            static_cast<size_t>((projects ? 2 : 0) + 1 + 2 * tiles + (engine_between ? 1 : 0));
+                        const auto per_layer = static_cast<size_t>((own_projections ? 1
+                                                                    : projects      ? 2
+                                                                                    : 0) +
+                                                                   1 + 2 * tiles + (engine_between ? 1 : 0));
                         EXPECT_EQ(graph.nodes().size(), 4 + static_cast<size_t>(layers) * per_layer);
                         for (const GraphNode& node : graph.nodes()) {
                             EXPECT_EQ(node.type, cudaGraphNodeTypeKernel) << node.name;
@@ -236,7 +255,8 @@ TEST_F(StepGraph, RunsInsideAForeignCaptureWithAttentionBetweenLayers) {
         cudaGraph_t raw = nullptr;
         check_cuda(cudaStreamEndCapture(stream, &raw), "cudaStreamEndCapture");
         const CapturedGraph graph = CapturedGraph::adopt(raw);
-        EXPECT_EQ(graph.nodes().size(), 4U + 3U * (projects ? 6U : 4U));
+        const bool own_projections = projects && can_project_sm90(step.geometry.hidden_size, step.geometry.q_lora_rank);
+        EXPECT_EQ(graph.nodes().size(), 4U + 3U * (own_projections ? 5U : projects ? 6U : 4U));
         graph.launch(stream);
         check_cuda(cudaStreamSynchronize(stream), "the engine's step");
         const auto captured = device.snapshot();

@@ -1,10 +1,12 @@
 // A producer that waits, triggers at once, sleeps 100 us and only then writes, in front of every kernel. Each kernel must
 // still see what it wrote; the same kernel compiled without its wait must not, or the test shows nothing.
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <numeric>
 
 #include <stepgraph/kernels/index_inputs.h>
+#include <stepgraph/kernels/project_sm90.h>
 #include <stepgraph/kernels/reference/index_inputs.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
@@ -150,6 +152,45 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
             return prefix.download<int32_t>() == std::vector<int32_t>{0, 11, 111, 112} && third.drawn == 0 &&
                    third.request == 1 && third.page_begin == 17 && third.block == 1000 + 100 + 17;
         });
+}
+
+TEST_F(HostileProducer, IsWaitedForByProject) {
+    if (!can_project_sm90(4096, 128)) {
+        GTEST_SKIP() << "needs an NVIDIA GPU of the Hopper generation with code of its own for sm_90";
+    }
+    // Ones: each output is its depth. One product is split over a cluster, the other is not.
+    const __nv_bfloat16 one = bf16_from_float(1);
+    LateInput hidden(std::vector<__nv_bfloat16>(size_t{8} * 4096, one));
+    LateInput q_c(std::vector<__nv_bfloat16>(size_t{8} * 128, one));
+    DeviceMemory w_kv(size_t{144} * 4096 * 2, 16, false);
+    DeviceMemory wq_b(size_t{2048} * 128 * 2, 16, false);
+    w_kv.upload(std::vector<__nv_bfloat16>(size_t{144} * 4096, one));
+    wq_b.upload(std::vector<__nv_bfloat16>(size_t{2048} * 128, one));
+    DeviceMemory projected(size_t{8} * 144 * 2, 16, false);
+    DeviceMemory iq(size_t{8} * 2048 * 2, 16, false);
+    for (const int rows : {1, 8}) {
+        const ProjectArgs args{
+            {{hidden.as<__nv_bfloat16>(), w_kv.as<__nv_bfloat16>(), projected.as<__nv_bfloat16>(), 144, 4096},
+             {q_c.as<__nv_bfloat16>(), wq_b.as<__nv_bfloat16>(), iq.as<__nv_bfloat16>(), 2048, 128}},
+            rows};
+        prepare_project_sm90(args);
+        const auto all_are = [rows](const DeviceMemory& memory, int columns, float value) {
+            const auto values = memory.download<__nv_bfloat16>();
+            return std::all_of(values.begin(), values.begin() + rows * columns,
+                               [value](__nv_bfloat16 x) { return float_from_bf16(x) == value; });
+        };
+        check(
+            {&hidden, &q_c},
+            [&] {
+                projected.fill(poison_byte);
+                iq.fill(poison_byte);
+            },
+            [&] {
+                project_sm90(args, {cudaStreamPerThread, true});
+            },
+            [&] { project_sm90_without_wait(&args, cudaStreamPerThread); },
+            [&] { return all_are(projected, 144, 4096) && all_are(iq, 2048, 128); });
+    }
 }
 
 TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {

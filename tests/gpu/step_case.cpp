@@ -68,7 +68,7 @@ StepCase make_case(const CaseOptions& o, Random& random) {
                               .pages = int64_t{o.max_requests} * o.columns + 2,
                               .page_stride_bytes = page_bytes(o.format) + o.extra_stride_bytes,
                               .q_lora_rank = o.project ? 128 : 0,
-                              .hidden_size = o.project ? 192 : 0,
+                              .hidden_size = o.project ? o.hidden_size : 0,
                               .projected_columns = o.projected_columns,
                               .key_column = o.key_column,
                               .weight_column = o.weight_column,

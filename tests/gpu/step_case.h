@@ -53,6 +53,7 @@ struct CaseOptions {
     int columns = 8;
     int layers = 1;
     bool project = false;
+    int hidden_size = 192;           // where projected here
     int64_t extra_stride_bytes = 0;  // beyond the page's own bytes
     int projected_columns = 0;       // 0: key and weights alone
     int key_column = 0;

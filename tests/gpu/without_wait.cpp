@@ -1,5 +1,6 @@
 // Compiled with `stepgraph` defined as `stepgraph_without_wait`, as the kernels it calls: the build rule does both.
 #include <stepgraph/kernels/index_inputs.h>
+#include <stepgraph/kernels/project_sm90.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
@@ -16,6 +17,12 @@ void schedule_without_wait(const void* args, cudaStream_t stream) {
 
 void index_inputs_without_wait(const void* args, cudaStream_t stream) {
     broken::index_inputs(*static_cast<const broken::IndexInputsArgs*>(args), {stream, true});
+}
+
+void project_sm90_without_wait(const void* args, cudaStream_t stream) {
+    const auto& project_args = *static_cast<const broken::ProjectArgs*>(args);
+    broken::prepare_project_sm90(project_args);
+    broken::project_sm90(project_args, {stream, true});
 }
 
 void score_without_wait(const void* args, int blocks, cudaStream_t stream) {

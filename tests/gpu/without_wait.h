@@ -8,6 +8,7 @@ namespace stepgraph::test {
 /// Each takes the Args struct of the stage of the same name, and enqueues it with a programmatic edge.
 void schedule_without_wait(const void* args, cudaStream_t stream);
 void index_inputs_without_wait(const void* args, cudaStream_t stream);
+void project_sm90_without_wait(const void* args, cudaStream_t stream);
 void score_without_wait(const void* args, int blocks, cudaStream_t stream);
 void score_sm90_without_wait(const void* args, int blocks, cudaStream_t stream);
 void select_without_wait(const void* args, cudaStream_t stream);
