@@ -13,6 +13,7 @@
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/kernels/select.h>
+#include <stepgraph/kernels/select_sm90.h>
 #include <stepgraph/layouts/tiles.h>
 
 #include "capture_mode.h"
@@ -66,6 +67,7 @@ struct Pipeline::Bound {
     int unscored_bound;  // rows with ends <= this need no logits
     int score_blocks;    // of the scorer in use
     bool portable_scorer;
+    bool cluster_select;
     int most_hopper_rows;  // of a bucket whose projections Hopper's kernel makes; 0: cuBLASLt makes them all
     std::optional<Product> query_product;
     std::optional<Product> packed_product;
@@ -282,24 +284,28 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
         score_sm90(args, score_blocks, on(stream));
     }
 
-    select({.tile_begin = tile_begin,
-            .tile_rows = rows_of_tile,
-            .top_k = geometry.top_k,
-            .ends = work.ends,
-            .logits = logits,
-            .logits_stride = width,
-            .row_request = work.row_request,
-            .block_table = step.block_table,
-            .block_table_stride = geometry.block_table_stride,
-            .pages = geometry.pages,
-            .indices = layer.indices,
-            .counts = layer.counts,
-            .physical_slots = layer.physical_slots,
-            .winner_logits = layer.winner_logits,
-            .padded_logits = layer.logits != nullptr ? logits : nullptr,
-            .width = width,
-            .last_of_layer = tile_begin + rows_of_tile == rows},
-           on(stream));
+    const SelectArgs select_args{.tile_begin = tile_begin,
+                                 .tile_rows = rows_of_tile,
+                                 .top_k = geometry.top_k,
+                                 .ends = work.ends,
+                                 .logits = logits,
+                                 .logits_stride = width,
+                                 .row_request = work.row_request,
+                                 .block_table = step.block_table,
+                                 .block_table_stride = geometry.block_table_stride,
+                                 .pages = geometry.pages,
+                                 .indices = layer.indices,
+                                 .counts = layer.counts,
+                                 .physical_slots = layer.physical_slots,
+                                 .winner_logits = layer.winner_logits,
+                                 .padded_logits = layer.logits != nullptr ? logits : nullptr,
+                                 .width = width,
+                                 .last_of_layer = tile_begin + rows_of_tile == rows};
+    if (cluster_select) {
+        select_sm90(select_args, on(stream));
+    } else {
+        select(select_args, on(stream));
+    }
 }
 
 void Pipeline::Bound::enqueue_behind_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const {
@@ -382,6 +388,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .unscored_bound = all_logits ? 0 : geometry.top_k,
                                                .score_blocks = stepgraph::score_blocks(geometry.heads),
                                                .portable_scorer = true,
+                                               .cluster_select = parts_->options.cluster_select && can_select_sm90(),
                                                .most_hopper_rows = 0,
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
@@ -390,6 +397,9 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
     prepare_index_inputs();
     prepare_score();
     prepare_select();
+    if (bound->cluster_select) {
+        prepare_select_sm90();
+    }
     bound->portable_scorer =
         parts_->options.portable_scorer || !std::all_of(layers.begin(), layers.end(), [&](const auto& layer) {
             return can_score_sm90(geometry.cache_format, layer.cache, geometry.page_stride_bytes);

@@ -47,9 +47,11 @@ std::vector<Element> read(const Element* device, size_t n) {
 
 }  // namespace
 
-Options with_scorer_of_this_run(Options options) {
+Options with_kernels_of_this_run(Options options) {
     const char* scorer = std::getenv("STEPGRAPH_TEST_SCORER");
     options.portable_scorer = options.portable_scorer || (scorer != nullptr && std::string(scorer) == "portable");
+    const char* select = std::getenv("STEPGRAPH_TEST_SELECT");
+    options.cluster_select = options.cluster_select || (select != nullptr && std::string(select) == "cluster");
     return options;
 }
 
@@ -63,14 +65,14 @@ void GpuTest::SetUp() {
 
 DeviceStep::DeviceStep(const StepCase& step, const Options& options, const Wanted& wanted, bool guarded)
     : geometry_(step.geometry),
-      portable_(with_scorer_of_this_run(options).portable_scorer ||
+      portable_(with_kernels_of_this_run(options).portable_scorer ||
                 !can_score_sm90(step.geometry.cache_format, nullptr, step.geometry.page_stride_bytes)),
       seq_lens_(copy_of(step.seq_lens, 4, guarded)),
       query_lens_(copy_of(step.query_lens, 4, guarded)),
       num_requests_(copy_of(step.num_requests, 4, guarded)),
       block_table_(copy_of(step.block_table, 4, guarded)),
       slots_(copy_of(step.slots, 8, guarded)),
-      pipeline_(step.geometry, with_scorer_of_this_run(options)) {
+      pipeline_(step.geometry, with_kernels_of_this_run(options)) {
     const auto rows = static_cast<size_t>(geometry_.max_rows);
     const size_t winners = rows * static_cast<size_t>(geometry_.top_k);
     for (const LayerCase& layer : step.layers) {

@@ -35,15 +35,11 @@ std::string kind_of(const GraphNode& node) {
     if (node.type != cudaGraphNodeTypeKernel) {
         return node.name;
     }
-    if (node.name.find("score_sm90_kernel") != std::string::npos) {
-        return "score";
-    }
-    if (node.name.find("project_sm90_kernel") != std::string::npos) {
-        return "project";
-    }
-    for (const char* own : {"schedule", "index_inputs", "score", "select", "attention"}) {
-        if (node.name.find(std::string(own) + "_kernel") != std::string::npos) {
-            return own;
+    for (const char* own : {"schedule", "index_inputs", "project", "score", "select", "attention"}) {
+        for (const char* variant : {"_kernel", "_sm90_kernel"}) {
+            if (node.name.find(std::string(own) + variant) != std::string::npos) {
+                return own;
+            }
         }
     }
     if (node.name.find("DeviceScanInit") != std::string::npos) {

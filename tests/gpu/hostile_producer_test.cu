@@ -12,6 +12,7 @@
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/kernels/select.h>
+#include <stepgraph/kernels/select_sm90.h>
 #include <stepgraph/layouts/query_row.h>
 #include <stepgraph/tools/step_checks.h>
 
@@ -376,6 +377,17 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
             },
             [&] { select_without_wait(&args, cudaStreamPerThread); },
             [&] { return indices.download<int32_t>() == want.indices; });
+        if (can_select_sm90()) {
+            SCOPED_TRACE("by clusters");
+            prepare_select_sm90();
+            check(
+                {&late_logits}, [&] { indices.fill(poison_byte); },
+                [&] {
+                    select_sm90(args, {cudaStreamPerThread, true});
+                },
+                [&] { select_sm90_without_wait(&args, cudaStreamPerThread); },
+                [&] { return indices.download<int32_t>() == want.indices; });
+        }
     }
 }
 

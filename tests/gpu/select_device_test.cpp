@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include <stepgraph/kernels/reference/select.h>
-#include <stepgraph/kernels/select.h>
+#include <stepgraph/kernels/select_sm90.h>
 
 #include "device_step.h"
 
@@ -15,7 +17,37 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-class SelectOnDevice : public GpuTest {};
+constexpr int portable = -1;    // select(), instead of so many blocks a row
+constexpr int as_it_comes = 0;  // select_sm90() chooses the blocks
+
+class SelectOnDevice : public GpuTest {
+protected:
+    void SetUp() override {
+        GpuTest::SetUp();
+        if (!IsSkipped()) {
+            prepare_select();
+            if (can_select_sm90()) {
+                prepare_select_sm90();
+                ways_ = {portable, as_it_comes, 1, 2, 4, 8, 16};
+            }
+        }
+    }
+
+    /// Kernels, and blocks a row, that this device takes.
+    [[nodiscard]] const std::vector<int>& ways() const { return ways_; }
+
+private:
+    std::vector<int> ways_ = {portable};
+};
+
+void select_by(int way, const SelectArgs& args) {
+    const LaunchContext context{cudaStreamPerThread, true};
+    if (way == portable) {
+        select(args, context);
+    } else {
+        select_sm90(args, context, way);
+    }
+}
 
 using Distribution = std::function<float(Random&, int)>;
 
@@ -45,6 +77,12 @@ std::vector<Named> distributions() {
         {"one NaN", [](Random& r, int j) { return j == 17 ? -std::nanf("") : normal(r); }},
         {"both zeros", [](Random&, int j) { return j % 3 == 0 ? -0.0F : 0.0F; }},
         {"100 winners and zeros", [](Random&, int j) { return j % 83 == 5 && j / 83 < 100 ? 1.0F : 0.0F; }},
+        {"few values", [](Random& r, int) { return static_cast<float>(r() % 3); }},
+        {"neighbours win", [](Random& r, int j) { return normal(r) + (j >= 3000 && j < 6000 ? 8.0F : 0.0F); }},
+        {"two values that lie close, and one far off",
+         [](Random& r, int j) { return j == 7         ? 1e30F
+                                       : r() % 2 == 0 ? 1.0F
+                                                      : std::nextafter(1.0F, 2.0F); }},
         {"denormals", [](Random& r, int) { return std::ldexp(uniform(r), -140); }},
         {"below -65504", [](Random& r, int) { return -1e6F - 1e6F * uniform(r); }},
         {"BF16 rounded", [](Random& r, int) { return round_to_bf16(normal(r)); }},
@@ -58,82 +96,105 @@ struct Selection {
     std::vector<float> logits;
 };
 
-/// Rows of one tile that begins at `tile_begin` of a larger batch.
-Selection select_on_device(const std::vector<float>& logits, int64_t stride, const std::vector<int32_t>& ends, int top_k,
-                           int tile_begin, bool winner_logits) {
-    const auto rows = ends.size();
-    const auto before = static_cast<size_t>(tile_begin);
-    std::vector<int32_t> all_ends(before + rows, 0);
-    std::copy(ends.begin(), ends.end(), all_ends.begin() + tile_begin);
-    std::vector<int32_t> requests(before + rows, 0);
-    std::vector<int32_t> table(static_cast<size_t>(stride / 64 + 1));
-    for (size_t i = 0; i < table.size(); ++i) {
-        table[i] = i % 5 == 4 ? -1 : static_cast<int32_t>(i * 7 % 1000);
+/// Rows to select from, and what the reference selects.
+class Rows {
+public:
+    Rows(std::vector<float> logits, int64_t stride, std::vector<int32_t> ends, int top_k)
+        : logits_(std::move(logits)), stride_(stride), ends_(std::move(ends)), top_k_(top_k) {
+        table_.resize(static_cast<size_t>(stride / 64 + 1));
+        for (size_t i = 0; i < table_.size(); ++i) {
+            table_[i] = i % 5 == 4 ? -1 : static_cast<int32_t>(i * 7 % 1000);
+        }
+        const std::vector<int32_t> requests(ends_.size(), 0);
+        const auto outputs = ends_.size() * static_cast<size_t>(top_k);
+        expected_ = {std::vector<int32_t>(outputs), std::vector<int32_t>(ends_.size()), std::vector<int64_t>(outputs),
+                     std::vector<float>(outputs)};
+        reference::select({.rows = static_cast<int>(ends_.size()),
+                           .top_k = top_k,
+                           .ends = ends_.data(),
+                           .logits = logits_.data(),
+                           .logits_stride = stride,
+                           .row_request = requests.data(),
+                           .block_table = table_.data(),
+                           .block_table_stride = 0,
+                           .pages = pages,
+                           .indices = expected_.indices.data(),
+                           .counts = expected_.counts.data(),
+                           .physical_slots = expected_.slots.data(),
+                           .winner_logits = expected_.logits.data()});
     }
-    const auto k = static_cast<size_t>(top_k);
-    DeviceMemory device_logits(logits.size() * 4, 4, true);
-    DeviceMemory device_ends(all_ends.size() * 4, 4, true);
-    DeviceMemory device_requests(requests.size() * 4, 4, true);
-    DeviceMemory device_table(table.size() * 4, 4, true);
-    DeviceMemory indices((before + rows) * k * 4, 4, true);
-    DeviceMemory counts((before + rows) * 4, 4, true);
-    DeviceMemory slots((before + rows) * k * 8, 8, true);
-    DeviceMemory winners((before + rows) * k * 4, 4, true);
-    device_logits.upload(logits);
-    device_ends.upload(all_ends);
-    device_requests.upload(requests);
-    device_table.upload(table);
-    for (DeviceMemory* memory : {&indices, &counts, &slots, &winners}) {
-        memory->fill(poison_byte);
-    }
-    select({.tile_begin = tile_begin,
-            .tile_rows = static_cast<int>(rows),
-            .top_k = top_k,
-            .ends = device_ends.as<int32_t>(),
-            .logits = device_logits.as<float>(),
-            .logits_stride = stride,
-            .row_request = device_requests.as<int32_t>(),
-            .block_table = device_table.as<int32_t>(),
-            .block_table_stride = static_cast<int64_t>(table.size()),
-            .pages = 900,
-            .indices = indices.as<int32_t>(),
-            .counts = counts.as<int32_t>(),
-            .physical_slots = slots.as<int64_t>(),
-            .winner_logits = winner_logits ? winners.as<float>() : nullptr,
-            .padded_logits = nullptr,
-            .width = stride,
-            .last_of_layer = false},
-           {cudaStreamPerThread, true});
-    Selection selection{indices.download<int32_t>(), counts.download<int32_t>(), slots.download<int64_t>(),
-                        winners.download<float>()};
-    selection.indices.erase(selection.indices.begin(), selection.indices.begin() + static_cast<int64_t>(before * k));
-    selection.counts.erase(selection.counts.begin(), selection.counts.begin() + tile_begin);
-    selection.slots.erase(selection.slots.begin(), selection.slots.begin() + static_cast<int64_t>(before * k));
-    selection.logits.erase(selection.logits.begin(), selection.logits.begin() + static_cast<int64_t>(before * k));
 
-    Selection expected{std::vector<int32_t>(rows * k), std::vector<int32_t>(rows), std::vector<int64_t>(rows * k),
-                       std::vector<float>(rows * k)};
-    reference::select({.rows = static_cast<int>(rows),
-                       .top_k = top_k,
-                       .ends = ends.data(),
-                       .logits = logits.data(),
-                       .logits_stride = stride,
-                       .row_request = requests.data(),
-                       .block_table = table.data(),
-                       .block_table_stride = 0,
-                       .pages = 900,
-                       .indices = expected.indices.data(),
-                       .counts = expected.counts.data(),
-                       .physical_slots = expected.slots.data(),
-                       .winner_logits = winner_logits ? expected.logits.data() : nullptr});
-    expect_same_bits(selection.indices.data(), expected.indices.data(), rows * k, "indices");
-    expect_same_bits(selection.counts.data(), expected.counts.data(), rows, "counts");
-    expect_same_bits(selection.slots.data(), expected.slots.data(), rows * k, "physical slots");
-    if (winner_logits) {
-        expect_same_bits(selection.logits.data(), expected.logits.data(), rows * k, "winner logits");
+    [[nodiscard]] const Selection& expected() const { return expected_; }
+
+    /// Selects on the device, by `way`, in a tile that begins at `tile_begin` of a larger batch, `launches` times.
+    /// Expects each result to be the reference's and nothing else to be written.
+    void expect_selected(int tile_begin, bool winner_logits, int way, int launches = 1) const {
+        const auto before = static_cast<size_t>(tile_begin);
+        std::vector<int32_t> all_ends(before + ends_.size(), 0);
+        std::copy(ends_.begin(), ends_.end(), all_ends.begin() + tile_begin);
+        const auto k = static_cast<size_t>(top_k_);
+        DeviceMemory logits(logits_.size() * 4, 4, true);
+        DeviceMemory ends(all_ends.size() * 4, 4, true);
+        DeviceMemory requests(all_ends.size() * 4, 4, true);
+        DeviceMemory table(table_.size() * 4, 4, true);
+        DeviceMemory indices(all_ends.size() * k * 4, 4, true);
+        DeviceMemory counts(all_ends.size() * 4, 4, true);
+        DeviceMemory slots(all_ends.size() * k * 8, 8, true);
+        DeviceMemory winners(all_ends.size() * k * 4, 4, true);
+        logits.upload(logits_);
+        ends.upload(all_ends);
+        requests.upload(std::vector<int32_t>(all_ends.size(), 0));
+        table.upload(table_);
+        for (int launch = 0; launch < launches; ++launch) {
+            for (DeviceMemory* memory : {&indices, &counts, &slots, &winners}) {
+                memory->fill(poison_byte);
+            }
+            select_by(way, {.tile_begin = tile_begin,
+                            .tile_rows = static_cast<int>(ends_.size()),
+                            .top_k = top_k_,
+                            .ends = ends.as<int32_t>(),
+                            .logits = logits.as<float>(),
+                            .logits_stride = stride_,
+                            .row_request = requests.as<int32_t>(),
+                            .block_table = table.as<int32_t>(),
+                            .block_table_stride = static_cast<int64_t>(table_.size()),
+                            .pages = pages,
+                            .indices = indices.as<int32_t>(),
+                            .counts = counts.as<int32_t>(),
+                            .physical_slots = slots.as<int64_t>(),
+                            .winner_logits = winner_logits ? winners.as<float>() : nullptr,
+                            .padded_logits = nullptr,
+                            .width = stride_,
+                            .last_of_layer = false});
+            expect_rows(indices.download<int32_t>(), expected_.indices, before * k, "indices");
+            expect_rows(counts.download<int32_t>(), expected_.counts, before, "counts");
+            expect_rows(slots.download<int64_t>(), expected_.slots, before * k, "physical slots");
+            if (winner_logits) {
+                expect_rows(winners.download<float>(), expected_.logits, before * k, "winner logits");
+            }
+        }
     }
-    return selection;
-}
+
+private:
+    static constexpr int64_t pages = 900;
+
+    template <typename Element>
+    static void expect_rows(const std::vector<Element>& actual, const std::vector<Element>& expected, size_t before,
+                            const char* what) {
+        ASSERT_EQ(actual.size(), before + expected.size());
+        expect_same_bits(actual.data() + before, expected.data(), expected.size(), what);
+        const auto* bytes = reinterpret_cast<const uint8_t*>(actual.data());
+        EXPECT_TRUE(std::all_of(bytes, bytes + before * sizeof(Element), [](uint8_t byte) { return byte == poison_byte; }))
+            << what << " of another tile were written";
+    }
+
+    std::vector<float> logits_;
+    int64_t stride_;
+    std::vector<int32_t> ends_;
+    int top_k_;
+    std::vector<int32_t> table_;
+    Selection expected_;
+};
 
 std::vector<float> draw_rows(const Named& distribution, size_t rows, int64_t stride, Random& random) {
     std::vector<float> logits(rows * static_cast<size_t>(stride));
@@ -146,46 +207,85 @@ std::vector<float> draw_rows(const Named& distribution, size_t rows, int64_t str
 TEST_F(SelectOnDevice, IsExactOnEveryDistributionAndLength) {
     Random random = fresh_random();
     for (const Named& distribution : distributions()) {
-        for (const int top_k : {1, 64, 512, 2048, 2051, 4096}) {
+        for (const int top_k : {1, 64, 512, 1024, 2048, 2051, 4096}) {
             SCOPED_TRACE(std::string(distribution.name) + ", K " + std::to_string(top_k));
             const std::vector<int32_t> ends = {0, 1, 63, 64, 65, top_k - 1, top_k, top_k + 1, 8320, 8319, 4097, 5000};
             const int64_t stride = 8321;  // rows that begin at any multiple of four bytes
-            select_on_device(draw_rows(distribution, ends.size(), stride, random), stride, ends, top_k, 3, true);
+            const Rows rows(draw_rows(distribution, ends.size(), stride, random), stride, ends, top_k);
+            for (const int way : {portable, as_it_comes}) {
+                if (way == portable || ways().size() > 1) {
+                    rows.expect_selected(3, true, way);
+                }
+            }
         }
     }
 }
 
+// Rows in shared memory and rows read as lists, of blocks alone and in clusters; lengths that are a multiple of nothing.
+TEST_F(SelectOnDevice, IsExactHoweverManyBlocksShareARow) {
+    Random random = fresh_random();
+    for (const Named& distribution : distributions()) {
+        for (const int top_k : {64, 2048, 4096}) {
+            const std::vector<int32_t> ends = {8192, 12345, 16390, 40001, 70003, 140001};
+            const int64_t stride = 140003;
+            const Rows rows(draw_rows(distribution, ends.size(), stride, random), stride, ends, top_k);
+            for (const int way : ways()) {
+                SCOPED_TRACE(std::string(distribution.name) + ", K " + std::to_string(top_k) + ", way " +
+                             std::to_string(way));
+                rows.expect_selected(0, false, way);
+            }
+        }
+    }
+}
+
+TEST_F(SelectOnDevice, IsExactOnRandomShapes) {
+    Random random = fresh_random();
+    const std::vector<Named> all = distributions();
+    for (int i = 0; i < 60; ++i) {
+        const Named& distribution = all[random() % all.size()];
+        const int top_k = 1 + static_cast<int>(random() % 4096);
+        const auto stride = static_cast<int64_t>(top_k + 1 + random() % 60000);
+        std::vector<int32_t> ends(1 + random() % 7);
+        for (int32_t& end : ends) {
+            end = static_cast<int32_t>(random() % static_cast<uint64_t>(stride + 1));
+        }
+        const int way = ways()[random() % ways().size()];
+        SCOPED_TRACE(std::string(distribution.name) + ", K " + std::to_string(top_k) + ", stride " + std::to_string(stride) +
+                     ", way " + std::to_string(way));
+        Rows(draw_rows(distribution, ends.size(), stride, random), stride, ends, top_k)
+            .expect_selected(static_cast<int>(random() % 5), random() % 2 == 0, way);
+    }
+}
+
 TEST_F(SelectOnDevice, ReadsNoLogitOfARowWithinK) {
-    // The rows have no memory behind their logits pointer's guard: reading one would fault.
+    // Of an address that is not mapped: reading it would fault.
     const std::vector<int32_t> ends = {100, 64, 0};
-    std::vector<float> none(1, 0.0F);
-    const Selection selection = [&] {
+    for (const int way : ways()) {
         DeviceMemory device_ends(12, 4, true);
         DeviceMemory indices(3 * 128 * 4, 4, true);
         device_ends.upload(ends);
-        select({.tile_begin = 0,
-                .tile_rows = 3,
-                .top_k = 128,
-                .ends = device_ends.as<int32_t>(),
-                .logits = nullptr,
-                .logits_stride = 1 << 20,
-                .row_request = nullptr,
-                .block_table = nullptr,
-                .block_table_stride = 0,
-                .pages = 1,
-                .indices = indices.as<int32_t>(),
-                .counts = nullptr,
-                .physical_slots = nullptr,
-                .winner_logits = nullptr,
-                .padded_logits = nullptr,
-                .width = 1 << 20,
-                .last_of_layer = true},
-               {cudaStreamPerThread, true});
-        return Selection{indices.download<int32_t>(), {}, {}, {}};
-    }();
-    for (int row = 0; row < 3; ++row) {
-        for (int i = 0; i < 128; ++i) {
-            ASSERT_EQ(selection.indices[static_cast<size_t>(row * 128 + i)], i < ends[static_cast<size_t>(row)] ? i : -1);
+        select_by(way, {.tile_begin = 0,
+                        .tile_rows = 3,
+                        .top_k = 128,
+                        .ends = device_ends.as<int32_t>(),
+                        .logits = nullptr,
+                        .logits_stride = 1 << 20,
+                        .row_request = nullptr,
+                        .block_table = nullptr,
+                        .block_table_stride = 0,
+                        .pages = 1,
+                        .indices = indices.as<int32_t>(),
+                        .counts = nullptr,
+                        .physical_slots = nullptr,
+                        .winner_logits = nullptr,
+                        .padded_logits = nullptr,
+                        .width = 1 << 20,
+                        .last_of_layer = true});
+        const auto actual = indices.download<int32_t>();
+        for (size_t row = 0; row < 3; ++row) {
+            for (int i = 0; i < 128; ++i) {
+                ASSERT_EQ(actual[row * 128 + static_cast<size_t>(i)], i < ends[row] ? i : -1);
+            }
         }
     }
 }
@@ -197,24 +297,75 @@ TEST_F(SelectOnDevice, GivesARowTheSameBitsAloneAmongOthersAndInAnotherTile) {
         const Named distribution = distributions()[which];
         SCOPED_TRACE(distribution.name);
         const std::vector<float> alone = draw_rows(distribution, 1, stride, random);
-        const Selection first = select_on_device(alone, stride, {19999}, 2048, 0, false);
+        const Rows one(alone, stride, {19999}, 2048);
         std::vector<float> many = draw_rows(distribution, 128, stride, random);
         std::copy(alone.begin(), alone.end(), many.begin() + 77 * stride);
         std::vector<int32_t> ends(128, 12345);
         ends[77] = 19999;
-        for (const int tile_begin : {0, 32}) {
-            const Selection batch = select_on_device(many, stride, ends, 2048, tile_begin, false);
-            EXPECT_TRUE(std::equal(first.indices.begin(), first.indices.end(), batch.indices.begin() + 77 * 2048));
+        const Rows batch(many, stride, ends, 2048);
+        EXPECT_TRUE(std::equal(one.expected().indices.begin(), one.expected().indices.end(),
+                               batch.expected().indices.begin() + 77 * 2048));
+        for (const int way : ways()) {
+            for (const int tile_begin : {0, 32}) {
+                batch.expect_selected(tile_begin, false, way);
+            }
+            one.expect_selected(0, false, way, 100);
         }
-        for (int i = 0; i < 100; ++i) {
-            ASSERT_EQ(select_on_device(alone, stride, {19999}, 2048, 0, false).indices, first.indices);
+    }
+}
+
+TEST_F(SelectOnDevice, GivesTheSameBitsInEveryReplay) {
+    Random random = fresh_random();
+    const int64_t stride = 40001;
+    const std::vector<int32_t> ends = {40000, 8000, 2048, 39999, 20001, 0, 16385, 8193};
+    const std::vector<float> logits = draw_rows(distributions()[1], ends.size(), stride, random);
+    const Rows rows(logits, stride, ends, 2048);
+    DeviceMemory device_logits(logits.size() * 4, 4, true);
+    DeviceMemory device_ends(ends.size() * 4, 4, true);
+    DeviceMemory indices(ends.size() * 2048 * 4, 4, true);
+    device_logits.upload(logits);
+    device_ends.upload(ends);
+    for (const int way : ways()) {
+        SCOPED_TRACE("way " + std::to_string(way));
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t executable = nullptr;
+        check_cuda(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+        select_by(way, {.tile_begin = 0,
+                        .tile_rows = static_cast<int>(ends.size()),
+                        .top_k = 2048,
+                        .ends = device_ends.as<int32_t>(),
+                        .logits = device_logits.as<float>(),
+                        .logits_stride = stride,
+                        .row_request = nullptr,
+                        .block_table = nullptr,
+                        .block_table_stride = 0,
+                        .pages = 1,
+                        .indices = indices.as<int32_t>(),
+                        .counts = nullptr,
+                        .physical_slots = nullptr,
+                        .winner_logits = nullptr,
+                        .padded_logits = nullptr,
+                        .width = stride,
+                        .last_of_layer = false});
+        check_cuda(cudaStreamEndCapture(cudaStreamPerThread, &graph), "cudaStreamEndCapture");
+        check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+        for (int replay = 0; replay < 100; ++replay) {
+            indices.fill(poison_byte);
+            check_cuda(cudaGraphLaunch(executable, cudaStreamPerThread), "cudaGraphLaunch");
+            check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "a replay");
+            ASSERT_EQ(indices.download<int32_t>(), rows.expected().indices) << "replay " << replay;
         }
+        check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
+        check_cuda(cudaGraphDestroy(graph), "cudaGraphDestroy");
     }
 }
 
 TEST_F(SelectOnDevice, TakesRowsOfAMillionKeysAndOffsetsBeyondTwoToThe31Elements) {
     Random random = fresh_random();
-    select_on_device(draw_rows(distributions()[1], 2, 1 << 20, random), 1 << 20, {1 << 20, (1 << 20) - 3}, 2048, 0, true);
+    const Rows million(draw_rows(distributions()[1], 2, 1 << 20, random), 1 << 20, {1 << 20, (1 << 20) - 3}, 2048);
+    for (const int way : ways()) {
+        million.expect_selected(0, true, way);
+    }
 
     // 2^31 elements and more before the last row: its logits are written there and nowhere else.
     const int64_t stride = int64_t{1} << 30U;
@@ -225,27 +376,30 @@ TEST_F(SelectOnDevice, TakesRowsOfAMillionKeysAndOffsetsBeyondTwoToThe31Elements
     DeviceMemory device_ends(16, 4, true);
     DeviceMemory indices(4 * 64 * 4, 4, true);
     device_ends.upload(ends);
-    select({.tile_begin = 0,
-            .tile_rows = 4,
-            .top_k = 64,
-            .ends = device_ends.as<int32_t>(),
-            .logits = logits.as<float>(),
-            .logits_stride = stride,
-            .row_request = nullptr,
-            .block_table = nullptr,
-            .block_table_stride = 0,
-            .pages = 1,
-            .indices = indices.as<int32_t>(),
-            .counts = nullptr,
-            .physical_slots = nullptr,
-            .winner_logits = nullptr,
-            .padded_logits = nullptr,
-            .width = stride,
-            .last_of_layer = true},
-           {cudaStreamPerThread, true});
-    const auto actual = indices.download<int32_t>();
-    const Selection alone = select_on_device(row, 5000, {5000}, 64, 0, false);
-    EXPECT_TRUE(std::equal(alone.indices.begin(), alone.indices.end(), actual.begin() + 3 * 64));
+    const Rows alone(row, 5000, {5000}, 64);
+    for (const int way : ways()) {
+        SCOPED_TRACE("way " + std::to_string(way));
+        indices.fill(poison_byte);
+        select_by(way, {.tile_begin = 0,
+                        .tile_rows = 4,
+                        .top_k = 64,
+                        .ends = device_ends.as<int32_t>(),
+                        .logits = logits.as<float>(),
+                        .logits_stride = stride,
+                        .row_request = nullptr,
+                        .block_table = nullptr,
+                        .block_table_stride = 0,
+                        .pages = 1,
+                        .indices = indices.as<int32_t>(),
+                        .counts = nullptr,
+                        .physical_slots = nullptr,
+                        .winner_logits = nullptr,
+                        .padded_logits = nullptr,
+                        .width = stride,
+                        .last_of_layer = true});
+        const auto actual = indices.download<int32_t>();
+        EXPECT_TRUE(std::equal(alone.expected().indices.begin(), alone.expected().indices.end(), actual.begin() + 3 * 64));
+    }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/kernels/select.h>
+#include <stepgraph/kernels/select_sm90.h>
 
 namespace broken = stepgraph;  // here: stepgraph_without_wait
 #undef stepgraph
@@ -39,6 +40,11 @@ void score_sm90_without_wait(const void* args, int blocks, cudaStream_t stream) 
 
 void select_without_wait(const void* args, cudaStream_t stream) {
     broken::select(*static_cast<const broken::SelectArgs*>(args), {stream, true});
+}
+
+void select_sm90_without_wait(const void* args, cudaStream_t stream) {
+    broken::prepare_select_sm90();
+    broken::select_sm90(*static_cast<const broken::SelectArgs*>(args), {stream, true});
 }
 
 }  // namespace stepgraph::test

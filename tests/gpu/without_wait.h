@@ -12,5 +12,6 @@ void project_sm90_without_wait(const void* args, cudaStream_t stream);
 void score_without_wait(const void* args, int blocks, cudaStream_t stream);
 void score_sm90_without_wait(const void* args, int blocks, cudaStream_t stream);
 void select_without_wait(const void* args, cudaStream_t stream);
+void select_sm90_without_wait(const void* args, cudaStream_t stream);
 
 }  // namespace stepgraph::test
