@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <benchmark/benchmark.h>
-#include <CLI/CLI.hpp>
 
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
@@ -22,8 +21,8 @@
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
 
+#include "program.h"
 #include "random_pages.h"
-#include "report.h"
 
 namespace stepgraph::bench {
 namespace {
@@ -31,7 +30,6 @@ namespace {
 using tools::DeviceBuffer;
 
 constexpr size_t cold_bytes = size_t{1} << 30U;  // that launches rotate over at least, where the cache has them
-constexpr int measurements = 11;
 constexpr int page_bytes_fp8 = page_bytes(CacheFormat::fp8);
 constexpr double tolerance = 2e-3;  // of a row's largest logit
 
@@ -224,11 +222,7 @@ void measure(benchmark::State& state, const Cell& cell, const DeviceBuffer<uint8
     Work work(cell, cache);
     const Work::Difference difference = work.compare();
     Replays replays(work.launches(), [&](int i, cudaStream_t stream) { work.enqueue(i, stream); });
-    std::vector<double> times;
-    for (auto _ : state) {
-        times.push_back(replays.time_us());
-        state.SetIterationTime(times.back() * 1e-6);
-    }
+    const std::vector<double> times = times_of(state, replays);
     report.add({{"format", "fp8"},
                 {"requests", cell.requests},
                 {"context", cell.context},
@@ -317,58 +311,26 @@ std::vector<Cell> all_cells() {
 
 int main(int argc, char** argv) {
     using namespace stepgraph::bench;
-    CLI::App app(
-        "Times the FP8 scorer of Hopper. Further arguments go to Google Benchmark, such as --benchmark_filter=REGEX.");
-    bool core = false;
-    std::string out;
-    std::string revision = "unknown";
-    std::string driver = "unknown";
-    app.add_flag(
-        "--core", core,
-        "The cells of bench/results: one row, some of two and eight rows, some captured for more; without it also 64 "
-        "heads, 2, 4, 7 and ragged rows, hot, and full edges");
-    app.add_option("--out", out, "Write the results there, as JSON");
-    app.add_option("--revision", revision, "Of the sources, for the JSON");
-    app.add_option("--driver", driver, "Version of the GPU's driver, for the JSON");
-    app.allow_extras();
-    CLI11_PARSE(app, argc, argv);
-    std::vector<std::string> rest = app.remaining();
-    std::vector<char*> arguments{argv[0]};
-    std::transform(rest.begin(), rest.end(), std::back_inserter(arguments), [](std::string& s) { return s.data(); });
-    int count = static_cast<int>(arguments.size());
-    benchmark::Initialize(&count, arguments.data());
-    if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) {
-        return 1;
-    }
-    try {
-        const std::string reason = stepgraph::tools::why_no_device();
-        if (!reason.empty() || !stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, page_bytes_fp8)) {
-            std::fprintf(stderr, "score_bench needs a Hopper GPU and code for sm_90a%s%s\n", reason.empty() ? "" : ": ",
-                         reason.c_str());
-            return 1;
-        }
-        Report report(revision, driver, read_ceiling_tb_s());
-        const auto cache = random_cache(stepgraph::CacheFormat::fp8, size_t{4600} << 20U);
-        for (const Cell& cell : core ? core_cells() : all_cells()) {
-            benchmark::RegisterBenchmark(cell.name().c_str(),
-                                         [&, cell](benchmark::State& state) { measure(state, cell, cache, report); })
-                ->UseManualTime()
-                ->Iterations(measurements)
-                ->Unit(benchmark::kMicrosecond);
-        }
-        benchmark::RunSpecifiedBenchmarks();
-        print_table(report);
-        if (!out.empty()) {
-            report.write(out);
-        }
-        for (const auto& row : report.json()["rows"]) {
-            if (row["mismatches"].get<int64_t>() != 0) {
-                return 1;
-            }
-        }
-        return 0;
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "score_bench: %s\n", error.what());
-        return 1;
-    }
+    return run_program(
+        argc, argv,
+        {.description = "Times the FP8 scorer of Hopper.",
+         .core =
+             "The cells of bench/results: one row, some of two and eight rows, some captured for more; without it also 64 "
+             "heads, 2, 4, 7 and ragged rows, hot, and full edges",
+         .why_not =
+             [] {
+                 const std::string reason = stepgraph::tools::why_no_device();
+                 return !reason.empty() || stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, page_bytes_fp8)
+                            ? reason
+                            : "it needs a Hopper GPU and code for sm_90a";
+             },
+         .run =
+             [](Report& report, bool core) {
+                 const auto cache = random_cache(stepgraph::CacheFormat::fp8, size_t{4600} << 20U);
+                 for (const Cell& cell : core ? core_cells() : all_cells()) {
+                     add_cell(cell.name(), [&, cell](benchmark::State& state) { measure(state, cell, cache, report); });
+                 }
+                 benchmark::RunSpecifiedBenchmarks();
+                 print_table(report);
+             }});
 }

@@ -16,14 +16,13 @@
 #include <vector>
 
 #include <benchmark/benchmark.h>
-#include <CLI/CLI.hpp>
 
 #include <stepgraph/kernels/select_sm90.h>
 #include <stepgraph/layouts/number_formats.h>
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
 
-#include "report.h"
+#include "program.h"
 
 namespace stepgraph::bench {
 namespace {
@@ -32,7 +31,6 @@ using tools::DeviceBuffer;
 
 constexpr size_t cold_bytes = size_t{192} << 20U;  // that cold launches rotate over
 constexpr int most_sets = 4096;
-constexpr int measurements = 11;
 constexpr size_t pool_logits = size_t{1} << 22U;  // drawn once for each distribution; rows begin anywhere in them
 constexpr size_t pool_slack = size_t{1} << 19U;   // the longest row
 
@@ -192,11 +190,7 @@ void measure(benchmark::State& state, const Cell& cell, const Pool& pool, Report
     Work work(cell, pool);
     const int64_t mismatches = work.mismatches();
     Replays replays(work.launches(), [&](int i, cudaStream_t stream) { work.enqueue(i, stream); });
-    std::vector<double> times;
-    for (auto _ : state) {
-        times.push_back(replays.time_us());
-        state.SetIterationTime(times.back() * 1e-6);
-    }
+    const std::vector<double> times = times_of(state, replays);
     report.add({{"rows", cell.rows},
                 {"length", cell.length},
                 {"k", cell.top_k},
@@ -290,66 +284,29 @@ std::vector<Cell> all_cells() {
 
 int main(int argc, char** argv) {
     using namespace stepgraph::bench;
-    CLI::App app("Times selection. Further arguments go to Google Benchmark, such as --benchmark_filter=REGEX.");
-    bool core = false;
-    std::string out;
-    std::string revision = "unknown";
-    std::string driver = "unknown";
-    app.add_flag(
-        "--core", core,
-        "The cells of bench/results: K 2048, hot, normal logits, some of other distributions, some captured for longer "
-        "rows; without it also K 512 and 1024, every distribution, cold, rows of 512 K, full edges, and the portable "
-        "kernel");
-    app.add_option("--out", out, "Write the results there, as JSON");
-    app.add_option("--revision", revision, "Of the sources, for the JSON");
-    app.add_option("--driver", driver, "Version of the GPU's driver, for the JSON");
-    app.allow_extras();
-    CLI11_PARSE(app, argc, argv);
-    std::vector<std::string> rest = app.remaining();
-    std::vector<char*> arguments{argv[0]};
-    std::transform(rest.begin(), rest.end(), std::back_inserter(arguments), [](std::string& s) { return s.data(); });
-    int count = static_cast<int>(arguments.size());
-    benchmark::Initialize(&count, arguments.data());
-    if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) {
-        return 1;
-    }
-    try {
-        const std::string reason = stepgraph::tools::why_no_device();
-        if (!reason.empty()) {
-            std::fprintf(stderr, "select_bench needs a GPU: %s\n", reason.c_str());
-            return 1;
-        }
-        Report report(revision, driver, read_ceiling_tb_s());
-        const bool clusters = stepgraph::can_select_sm90();
-        std::string held;
-        std::unique_ptr<Pool> pool;
-        for (Cell cell : core ? core_cells() : all_cells()) {
-            cell.portable = cell.portable || !clusters;
-            benchmark::RegisterBenchmark(cell.name().c_str(),
-                                         [&, cell](benchmark::State& state) {
-                                             if (held != cell.distribution) {
-                                                 pool = std::make_unique<Pool>(cell.distribution);
-                                                 held = cell.distribution;
-                                             }
-                                             measure(state, cell, *pool, report);
-                                         })
-                ->UseManualTime()
-                ->Iterations(measurements)
-                ->Unit(benchmark::kMicrosecond);
-        }
-        benchmark::RunSpecifiedBenchmarks();
-        print_table(report);
-        if (!out.empty()) {
-            report.write(out);
-        }
-        for (const auto& row : report.json()["rows"]) {
-            if (row["mismatches"].get<int64_t>() != 0) {
-                return 1;
-            }
-        }
-        return 0;
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "select_bench: %s\n", error.what());
-        return 1;
-    }
+    return run_program(
+        argc, argv,
+        {.description = "Times selection.",
+         .core =
+             "The cells of bench/results: K 2048, hot, normal logits, some of other distributions, some captured for longer "
+             "rows; without it also K 512 and 1024, every distribution, cold, rows of 512 K, full edges, and the portable "
+             "kernel",
+         .why_not = stepgraph::tools::why_no_device,
+         .run = [](Report& report, bool core) {
+             const bool clusters = stepgraph::can_select_sm90();
+             std::string held;
+             std::unique_ptr<Pool> pool;
+             for (Cell cell : core ? core_cells() : all_cells()) {
+                 cell.portable = cell.portable || !clusters;
+                 add_cell(cell.name(), [&, cell](benchmark::State& state) {
+                     if (held != cell.distribution) {
+                         pool = std::make_unique<Pool>(cell.distribution);
+                         held = cell.distribution;
+                     }
+                     measure(state, cell, *pool, report);
+                 });
+             }
+             benchmark::RunSpecifiedBenchmarks();
+             print_table(report);
+         }});
 }
