@@ -1,6 +1,7 @@
 // The command line that the benchmarks of the stages share.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,6 +20,15 @@ struct Program {
     /// Registers the cells, the core ones or all of them, runs them and prints a table.
     std::function<void(Report&, bool core)> run;
 };
+
+/// The cells in the order of their names, each once.
+template <typename Cell>
+std::vector<Cell> each_once(std::vector<Cell> cells) {
+    std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() < b.name(); });
+    cells.erase(std::unique(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() == b.name(); }),
+                cells.end());
+    return cells;
+}
 
 /// Registers a cell, measured eleven times.
 void add_cell(const std::string& name, std::function<void(benchmark::State&)> measure);

@@ -300,10 +300,7 @@ std::vector<Cell> all_cells() {
         cells.push_back(cell);
         cells.back().programmatic = false;
     }
-    std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() < b.name(); });
-    cells.erase(std::unique(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() == b.name(); }),
-                cells.end());
-    return cells;
+    return each_once(cells);
 }
 
 }  // namespace

@@ -46,8 +46,9 @@ struct Cell {
 
     [[nodiscard]] int64_t width() const { return std::max(length, captured_length); }
     [[nodiscard]] std::string name() const {
-        return "select/rows:" + std::to_string(rows) + "/length:" + std::to_string(length) + "/k:" + std::to_string(top_k) +
-               "/" + distribution + (cold ? "/cold" : "/hot") + (programmatic ? "/programmatic" : "/full") +
+        // The distribution first: one pool at a time is held.
+        return "select/" + distribution + "/rows:" + std::to_string(rows) + "/length:" + std::to_string(length) +
+               "/k:" + std::to_string(top_k) + (cold ? "/cold" : "/hot") + (programmatic ? "/programmatic" : "/full") +
                (portable ? "/portable" : "") + (captured_length != 0 ? "/captured:" + std::to_string(captured_length) : "");
     }
 };
@@ -270,13 +271,7 @@ std::vector<Cell> all_cells() {
         cells.push_back(cell);
         cells.back().portable = true;
     }
-    // By distribution: one pool at a time is held.
-    std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) {
-        return std::pair(a.distribution, a.name()) < std::pair(b.distribution, b.name());
-    });
-    cells.erase(std::unique(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.name() == b.name(); }),
-                cells.end());
-    return cells;
+    return each_once(cells);
 }
 
 }  // namespace

@@ -20,6 +20,28 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int portable = -1;    // select(), instead of so many blocks a row
 constexpr int as_it_comes = 0;  // select_sm90() chooses the blocks
 
+/// Selects positions, and nothing beside them, from all rows of a batch.
+SelectArgs positions_alone(int rows, int top_k, const DeviceMemory& ends, const float* logits, int64_t stride,
+                           const DeviceMemory& indices) {
+    return {.tile_begin = 0,
+            .tile_rows = rows,
+            .top_k = top_k,
+            .ends = ends.as<int32_t>(),
+            .logits = logits,
+            .logits_stride = stride,
+            .row_request = nullptr,
+            .block_table = nullptr,
+            .block_table_stride = 0,
+            .pages = 1,
+            .indices = indices.as<int32_t>(),
+            .counts = nullptr,
+            .physical_slots = nullptr,
+            .winner_logits = nullptr,
+            .padded_logits = nullptr,
+            .width = stride,
+            .last_of_layer = true};
+}
+
 class SelectOnDevice : public GpuTest {
 protected:
     void SetUp() override {
@@ -264,23 +286,7 @@ TEST_F(SelectOnDevice, ReadsNoLogitOfARowWithinK) {
         DeviceMemory device_ends(12, 4, true);
         DeviceMemory indices(3 * 128 * 4, 4, true);
         device_ends.upload(ends);
-        select_by(way, {.tile_begin = 0,
-                        .tile_rows = 3,
-                        .top_k = 128,
-                        .ends = device_ends.as<int32_t>(),
-                        .logits = nullptr,
-                        .logits_stride = 1 << 20,
-                        .row_request = nullptr,
-                        .block_table = nullptr,
-                        .block_table_stride = 0,
-                        .pages = 1,
-                        .indices = indices.as<int32_t>(),
-                        .counts = nullptr,
-                        .physical_slots = nullptr,
-                        .winner_logits = nullptr,
-                        .padded_logits = nullptr,
-                        .width = 1 << 20,
-                        .last_of_layer = true});
+        select_by(way, positions_alone(3, 128, device_ends, nullptr, 1 << 20, indices));
         const auto actual = indices.download<int32_t>();
         for (size_t row = 0; row < 3; ++row) {
             for (int i = 0; i < 128; ++i) {
@@ -330,23 +336,8 @@ TEST_F(SelectOnDevice, GivesTheSameBitsInEveryReplay) {
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
         check_cuda(cudaStreamBeginCapture(cudaStreamPerThread, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-        select_by(way, {.tile_begin = 0,
-                        .tile_rows = static_cast<int>(ends.size()),
-                        .top_k = 2048,
-                        .ends = device_ends.as<int32_t>(),
-                        .logits = device_logits.as<float>(),
-                        .logits_stride = stride,
-                        .row_request = nullptr,
-                        .block_table = nullptr,
-                        .block_table_stride = 0,
-                        .pages = 1,
-                        .indices = indices.as<int32_t>(),
-                        .counts = nullptr,
-                        .physical_slots = nullptr,
-                        .winner_logits = nullptr,
-                        .padded_logits = nullptr,
-                        .width = stride,
-                        .last_of_layer = false});
+        select_by(way, positions_alone(static_cast<int>(ends.size()), 2048, device_ends, device_logits.as<float>(), stride,
+                                       indices));
         check_cuda(cudaStreamEndCapture(cudaStreamPerThread, &graph), "cudaStreamEndCapture");
         check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
         for (int replay = 0; replay < 100; ++replay) {
@@ -380,23 +371,7 @@ TEST_F(SelectOnDevice, TakesRowsOfAMillionKeysAndOffsetsBeyondTwoToThe31Elements
     for (const int way : ways()) {
         SCOPED_TRACE("way " + std::to_string(way));
         indices.fill(poison_byte);
-        select_by(way, {.tile_begin = 0,
-                        .tile_rows = 4,
-                        .top_k = 64,
-                        .ends = device_ends.as<int32_t>(),
-                        .logits = logits.as<float>(),
-                        .logits_stride = stride,
-                        .row_request = nullptr,
-                        .block_table = nullptr,
-                        .block_table_stride = 0,
-                        .pages = 1,
-                        .indices = indices.as<int32_t>(),
-                        .counts = nullptr,
-                        .physical_slots = nullptr,
-                        .winner_logits = nullptr,
-                        .padded_logits = nullptr,
-                        .width = stride,
-                        .last_of_layer = true});
+        select_by(way, positions_alone(4, 64, device_ends, logits.as<float>(), stride, indices));
         const auto actual = indices.download<int32_t>();
         EXPECT_TRUE(std::equal(alone.expected().indices.begin(), alone.expected().indices.end(), actual.begin() + 3 * 64));
     }
