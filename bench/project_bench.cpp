@@ -31,6 +31,7 @@ using tools::DeviceBuffer;
 
 constexpr size_t cold_bytes = size_t{300} << 20U;  // of weights that launches rotate over
 constexpr int chain_launches = 40;
+constexpr int most_rows = 256;
 
 struct Shape {
     const char* name;
@@ -132,16 +133,16 @@ public:
     explicit Operands(const Shape& shape)
         : shape_(shape),
           sets_(static_cast<int>(cold_bytes / (shape.weights() * 2) + 2)),
-          hidden_(draw(static_cast<size_t>(most_project_sm90_rows) * static_cast<size_t>(shape.hidden_size))),
-          q_c_(draw(static_cast<size_t>(most_project_sm90_rows) * static_cast<size_t>(shape.q_lora_rank))),
+          hidden_(draw(static_cast<size_t>(most_rows) * static_cast<size_t>(shape.hidden_size))),
+          q_c_(draw(static_cast<size_t>(most_rows) * static_cast<size_t>(shape.q_lora_rank))),
           w_kv_(draw(static_cast<size_t>(shape.packed_columns()) * static_cast<size_t>(shape.hidden_size))),
           wq_b_(draw(static_cast<size_t>(shape.query_columns()) * static_cast<size_t>(shape.q_lora_rank))),
           device_hidden_(hidden_),
           device_q_c_(q_c_),
           device_w_kv_(static_cast<size_t>(sets_) * w_kv_.size()),
           device_wq_b_(static_cast<size_t>(sets_) * wq_b_.size()),
-          projected_(static_cast<size_t>(most_project_sm90_rows * shape.packed_columns())),
-          iq_(static_cast<size_t>(most_project_sm90_rows) * static_cast<size_t>(shape.query_columns())) {
+          projected_(static_cast<size_t>(most_rows * shape.packed_columns())),
+          iq_(static_cast<size_t>(most_rows) * static_cast<size_t>(shape.query_columns())) {
         for (int set = 0; set < sets_; ++set) {
             copy(device_w_kv_.data() + static_cast<size_t>(set) * w_kv_.size(), w_kv_);
             copy(device_wq_b_.data() + static_cast<size_t>(set) * wq_b_.size(), wq_b_);

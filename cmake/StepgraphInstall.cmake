@@ -9,7 +9,7 @@ install(TARGETS stepgraph EXPORT stepgraph_targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY layouts DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph FILES_MATCHING PATTERN "*.h")
 install(FILES kernels/error.h kernels/export.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph/kernels)
-install(FILES pipeline/buffers.h pipeline/geometry.h pipeline/graph.h pipeline/pipeline.h
+install(FILES pipeline/buffers.h pipeline/geometry.h pipeline/graph.h pipeline/pipeline.h pipeline/stepgraph.h
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph/pipeline)
 install(EXPORT stepgraph_targets NAMESPACE stepgraph:: FILE stepgraphTargets.cmake DESTINATION ${stepgraph_package_dir})
 

@@ -21,3 +21,13 @@ function(stepgraph_target target)
         $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror --Werror=all-warnings>)
   endif()
 endfunction()
+
+# Lets a shared library show its interface and nothing else.
+function(stepgraph_limit_exports target)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "SHARED_LIBRARY")
+    set(exports ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/stepgraph.exports)
+    target_link_options(${target} PRIVATE LINKER:--version-script=${exports})
+    set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${exports})
+  endif()
+endfunction()

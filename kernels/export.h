@@ -3,6 +3,8 @@
 
 #if defined(STEPGRAPH_BUILDING)
 #define STEPGRAPH_API __attribute__((visibility("default")))
+#define STEPGRAPH_HIDDEN __attribute__((visibility("hidden")))  // inside a class that is exported
 #else
 #define STEPGRAPH_API
+#define STEPGRAPH_HIDDEN
 #endif

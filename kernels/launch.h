@@ -34,6 +34,15 @@ __device__ __forceinline__ void let_consumers_start() {
 }
 #endif
 
+/// An attribute of the current device. Throws Error.
+inline int attribute_of_device(cudaDeviceAttr attribute) {
+    int device = 0;
+    int value = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
+    return value;
+}
+
 /// Loads `kernel` and raises its limit of dynamic shared memory, so that a launch in capture finds nothing left to do.
 /// Throws Error where the kernel has no code for the current device.
 template <typename... Parameters>

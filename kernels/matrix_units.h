@@ -1,4 +1,4 @@
-// Products of the matrix units: E4M3 of a warpgroup, and FP16 of a warp.
+// Products of the matrix units: E4M3 of a warpgroup, FP16 and BF16 of a warp; and the registers of a warpgroup.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Project: the BF16 products that make the indexer's query, key and head weights, by cuBLASLt.
+// Project: the BF16 products that make the indexer's query, key and head weights, by cuBLASLt. project_sm90.h has Hopper's.
 #pragma once
 
 #include <cstddef>

@@ -10,12 +10,13 @@
 namespace stepgraph {
 namespace {
 
-using namespace sm90;
+using namespace projecting;
 namespace cg = cooperative_groups;
 
 constexpr int cluster_blocks = 8;
 // A product of up to this depth is a block's own; of a deeper one, each block of a cluster takes an eighth.
 constexpr int most_block_depth = 3072;
+static_assert(cluster_blocks * most_block_depth == most_project_sm90_depth);
 
 /// What a block does: a tile of outputs over [chunk_begin, chunk_end) of a product's depth.
 struct Work {
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(threads) project_sm90_kernel(const __grid_cons
 
     const Work work = work_of(args, outputs);
     Tile<output_tiles, row_tiles> tile(work.product, memory, work.tile * outputs, work.chunk_begin, work.chunk_end);
-    auto* const partial = reinterpret_cast<float4*>(memory + tile.weight_bytes());  // of a cluster's block
+    // A cluster's sums stand behind the most weights that a block may have: at the same place in each of its blocks.
+    auto* const partial = reinterpret_cast<float4*>(memory + outputs * weight_stride(most_chunks(work.product)));
     if (threadIdx.x == 0) {
         barrier_init(&weights_there, 1);
         barrier_init_fence();
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(threads) project_sm90_kernel(const __grid_cons
         const int rows = min(rows_a_pass, args.rows - first_row);
         tile.multiply(first_row, rows, &weights_there);
         if (!triggered) {
-            let_consumers_start();  // not before: blocks of the next kernel would take the memory that these copies need
+            let_consumers_start();  // its prologue may stream too: the weights here come first
             triggered = true;
         }
         tile.add_up(partials, [&](int row, int output, float4 sum) {
@@ -140,46 +142,37 @@ Form form_for(int rows) {
     return rows <= 8 ? form<1, 1> : rows <= 16 ? form<1, 2> : rows <= 32 ? form<2, 4> : form<2, 8>;
 }
 
-size_t shared_bytes(const ProjectArgs& args, const Form& form) {
+size_t shared_bytes(const ProjectArgs& args, const Form& chosen) {
     size_t bytes = 0;
     for (const ProjectProduct& product : args.products) {
-        const size_t weights = static_cast<size_t>(form.outputs) * weight_stride(most_chunks(product));
-        const size_t partial = is_split(product) ? static_cast<size_t>(form.outputs) * form.rows_a_pass * sizeof(float) : 0;
+        const size_t weights = static_cast<size_t>(chosen.outputs) * weight_stride(most_chunks(product));
+        const size_t partial =
+            is_split(product) ? static_cast<size_t>(chosen.outputs) * chosen.rows_a_pass * sizeof(float) : 0;
         bytes = std::max(bytes, weights + partial);
     }
     return bytes;
 }
 
-int attribute_of_device(cudaDeviceAttr attribute) {
-    int device = 0;
-    int value = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
-    return value;
-}
-
 }  // namespace
 
 bool can_project_sm90(int depth, int other_depth) {
-    const auto fits = [](int d) { return d % chunk_depth == 0 && d <= cluster_blocks * most_block_depth; };
-    cudaFuncAttributes attributes{};
-    check_cuda(cudaFuncGetAttributes(&attributes, form<1, 1>.kernel), "project_sm90");
-    return fits(depth) && fits(other_depth) && attributes.ptxVersion >= 90 &&
-           attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
+    const auto fits = [](int d) { return d % chunk_depth == 0 && d <= most_project_sm90_depth; };
+    return fits(depth) && fits(other_depth) && attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           compiled_for_clusters(form<1, 1>.kernel, "project_sm90");
 }
 
 void prepare_project_sm90(const ProjectArgs& args) {
-    for (const int rows : {8, 16, 32, most_project_sm90_rows}) {
-        const Form form = form_for(rows);
-        prepare_kernel(form.kernel, "project_sm90", shared_bytes(args, form));
+    for (const int rows : {8, 16, 32, 64}) {
+        const Form chosen = form_for(rows);
+        prepare_kernel(chosen.kernel, "project_sm90", shared_bytes(args, chosen));
     }
 }
 
 void project_sm90(const ProjectArgs& args, LaunchContext context) {
-    const Form form = form_for(args.rows);
-    const int blocks = blocks_of(args.products[0], form.outputs) + blocks_of(args.products[1], form.outputs);
-    launch_clusters(form.kernel, "project_sm90", context, static_cast<unsigned>(blocks), cluster_blocks, threads,
-                    shared_bytes(args, form), args);
+    const Form chosen = form_for(args.rows);
+    const int blocks = blocks_of(args.products[0], chosen.outputs) + blocks_of(args.products[1], chosen.outputs);
+    launch_clusters(chosen.kernel, "project_sm90", context, static_cast<unsigned>(blocks), cluster_blocks, threads,
+                    shared_bytes(args, chosen), args);
 }
 
 }  // namespace stepgraph

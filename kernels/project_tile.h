@@ -9,7 +9,9 @@
 #include "matrix_units.h"
 #include "project_sm90.h"
 
-namespace stepgraph::sm90 {
+namespace stepgraph::projecting {
+
+using namespace sm90;
 
 constexpr int warps = 4;  // each takes a quarter of the tile's depth
 constexpr int threads = warps * 32;
@@ -64,9 +66,6 @@ public:
           chunks_(chunk_end - chunk_begin),
           outputs_there_(max(0, min(output_tiles * 16, product.columns - first_output))) {}
 
-    /// Of shared memory.
-    [[nodiscard]] __device__ int weight_bytes() const { return output_tiles * 16 * weight_stride(chunks_); }
-
     [[nodiscard]] __device__ uint32_t bytes_to_copy() const {
         return static_cast<uint32_t>(outputs_there_ * chunks_ * chunk_depth * 2);
     }
@@ -89,9 +88,8 @@ public:
         const int warp = static_cast<int>(threadIdx.x) / 32;
         const int begin = chunks_ * warp / warps;
         const int end = chunks_ * (warp + 1) / warps;
-        uint32_t x = static_cast<uint32_t>((first_row + lane / 4) * product_.depth + (chunk_begin_ + begin) * chunk_depth +
-                                           lane % 4 * 8) *
-                     2;  // bytes
+        rows_from_ = product_.x + int64_t{first_row} * product_.depth;
+        auto x = static_cast<uint32_t>(lane / 4 * product_.depth + (chunk_begin_ + begin) * chunk_depth + lane % 4 * 8) * 2U;
         const uint8_t* w = weights_ + lane / 4 * weight_stride(chunks_) + begin * chunk_depth * 2 + lane % 4 * 16;
 #pragma unroll
         for (auto& of_outputs : sums_) {
@@ -164,9 +162,9 @@ private:
         uint4 activations[chunks_ahead][row_tiles];
     };
 
-    /// Starts to load the activations of up to `chunks` chunks of `rows` rows, this lane's from byte `offset` on.
+    /// Starts to load the activations of up to `chunks` chunks of `rows` rows, this lane's from byte `offset` of them on.
     __device__ void load(Batch& batch, uint32_t offset, int chunks, int rows) const {
-        const auto* x = reinterpret_cast<const uint8_t*>(product_.x);
+        const auto* x = reinterpret_cast<const uint8_t*>(rows_from_);
         const auto tile_stride = static_cast<uint32_t>(product_.depth) * 8 * 2;
         const int row = static_cast<int>(threadIdx.x) % 32 / 4;
 #pragma unroll
@@ -210,7 +208,8 @@ private:
     int chunk_begin_;
     int chunks_;
     int outputs_there_;
+    const __nv_bfloat16* rows_from_ = nullptr;  // the activations of the rows at work
     float sums_[output_tiles][row_tiles][4];
 };
 
-}  // namespace stepgraph::sm90
+}  // namespace stepgraph::projecting

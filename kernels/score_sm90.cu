@@ -143,14 +143,6 @@ Kernel kernel_for(int heads) {
     return heads == 16 ? score_sm90_kernel<16> : heads == 32 ? score_sm90_kernel<32> : score_sm90_kernel<64>;
 }
 
-int attribute_of_device(cudaDeviceAttr attribute) {
-    int device = 0;
-    int value = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
-    return value;
-}
-
 }  // namespace
 
 bool can_score_sm90(CacheFormat format, const uint8_t* cache, int64_t page_stride_bytes) {

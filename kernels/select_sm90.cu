@@ -221,11 +221,8 @@ int blocks_a_row_for(int rows) {
 }  // namespace
 
 bool can_select_sm90() {
-    int device = 0;
-    int major = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    return major == 9 && compiled_for_clusters(select_sm90_kernel, "select_sm90");
+    return attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
+           compiled_for_clusters(select_sm90_kernel, "select_sm90");
 }
 
 void select_sm90(const SelectArgs& args, LaunchContext context, int blocks_a_row) {

@@ -22,8 +22,9 @@ struct LayerBuffers {
     // Projected here: all four, 16-byte aligned. Null: iq and projected are the engine's.
     const __nv_bfloat16* q_c = nullptr;     // [max_rows, q_lora_rank]
     const __nv_bfloat16* hidden = nullptr;  // [max_rows, hidden_size]
-    const __nv_bfloat16* wq_b = nullptr;    // [heads * 128, q_lora_rank]
-    const __nv_bfloat16* w_kv = nullptr;    // [projected_columns, hidden_size]
+    // Weights: no kernel of the step, or in front of it in a capture, may write them.
+    const __nv_bfloat16* wq_b = nullptr;  // [heads * 128, q_lora_rank]
+    const __nv_bfloat16* w_kv = nullptr;  // [projected_columns, hidden_size]
 
     // Projected by the engine: both, 16-byte aligned. Null: projected here.
     const __nv_bfloat16* iq = nullptr;         // [max_rows, heads * 128]

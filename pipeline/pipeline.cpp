@@ -68,7 +68,8 @@ struct Pipeline::Bound {
     int score_blocks;    // of the scorer in use
     bool portable_scorer;
     bool cluster_select;
-    int most_hopper_rows;  // of a bucket whose projections Hopper's kernel makes; 0: cuBLASLt makes them all
+    // By cuBLASLt, for buckets of every size; empty: by Hopper's kernel, likewise, or by the engine. A row's bits are the
+    // same in each bucket.
     std::optional<Product> query_product;
     std::optional<Product> packed_product;
     std::map<int, CapturedGraph> graphs;  // by bucket
@@ -205,7 +206,7 @@ void Pipeline::Bound::enqueue_projections(const LayerBuffers& layer, int rows, c
     if (layer.iq != nullptr) {
         return;
     }
-    if (rows <= most_hopper_rows) {
+    if (!query_product.has_value()) {
         project_sm90(project_args(layer, rows), on(stream));
     } else {
         query_product->enqueue(layer.q_c, layer.wq_b, work.iq, rows, work.product_workspace, stream);
@@ -215,10 +216,8 @@ void Pipeline::Bound::enqueue_projections(const LayerBuffers& layer, int rows, c
 
 void Pipeline::Bound::prepare_projections() {
     if (can_project_sm90(geometry.hidden_size, geometry.q_lora_rank)) {
-        most_hopper_rows = most_project_sm90_rows;
         prepare_project_sm90(project_args({}, 1));
-    }
-    if (geometry.max_rows > most_hopper_rows) {
+    } else {
         query_product.emplace(ProductShape{geometry.heads * head_dim, geometry.q_lora_rank}, geometry.max_rows);
         packed_product.emplace(ProductShape{geometry.projected_columns, geometry.hidden_size}, geometry.max_rows);
     }
@@ -389,7 +388,6 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .score_blocks = stepgraph::score_blocks(geometry.heads),
                                                .portable_scorer = true,
                                                .cluster_select = parts_->options.cluster_select && can_select_sm90(),
-                                               .most_hopper_rows = 0,
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
                                                .graphs = {}});

@@ -45,7 +45,8 @@ struct StepState {
 class STEPGRAPH_API Pipeline {
 public:
     /// Called in capture after each layer of each bucket; enqueues the engine's kernels for `rows` rows (the bucket) on
-    /// `stream`. It may fork if it joins again. It may not bind or capture this pipeline.
+    /// `stream`. It may fork if it joins again. It may not bind or capture this pipeline, and its kernels may not write the
+    /// weights of products: the next layer reads them before they have ended.
     using AfterLayer = std::function<void(int layer, int rows, cudaStream_t stream)>;
 
     /// Needs no GPU. Throws Error(invalid_geometry).
@@ -63,10 +64,10 @@ public:
 
     /// Fixes the buffers, loads every kernel, chooses the projections' algorithms and clears the status. Synchronises; not
     /// legal in this thread's capture, and nothing that uses the workspace may be in flight. Binding again drops what was
-    /// captured. On an error the pipeline stays as it was. Where cuBLASLt makes products (for more than 256 rows, for depths
-    /// that are no multiples of 32 or beyond 24576, or on a GPU that is not Hopper), it must not run while another thread
-    /// captures in mode Global: making a cuBLASLt handle breaks that capture. Throws Error(invalid_buffer),
-    /// (workspace_too_small), (cuda), (cublas).
+    /// captured. On an error the pipeline stays as it was. Where cuBLASLt makes products (of depths that
+    /// are no multiples of 32 or beyond 24576, on a GPU that is not Hopper, or without code for sm_90a), it must not run
+    /// while another thread captures in mode Global: making a cuBLASLt handle breaks that capture. Throws
+    /// Error(invalid_buffer), (workspace_too_small), (cuda), (cublas).
     void bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace);
 
     /// Captures one executable graph per bucket, in ascending order, in place of those captured before. Executes nothing and
@@ -101,9 +102,9 @@ public:
     void reset_status(cudaStream_t stream) const;
 
 private:
-    struct Bound;
-    struct Parts;
-    class Capturing;
+    struct STEPGRAPH_HIDDEN Bound;
+    struct STEPGRAPH_HIDDEN Parts;
+    class STEPGRAPH_HIDDEN Capturing;
     std::unique_ptr<Parts> parts_;
 };
 

@@ -10,6 +10,8 @@
 namespace stepgraph::test {
 namespace {
 
+constexpr int most_rows = 300;
+
 struct Shape {
     int columns;
     int depth;
@@ -24,16 +26,16 @@ std::vector<__nv_bfloat16> normal_bf16(size_t count, Random& random) {
     return values;
 }
 
-/// A product of most_project_sm90_rows rows: operands on host and device.
+/// A product of up to most_rows rows: operands on host and device.
 class ProductCase {
 public:
     ProductCase(Shape shape, Random& random)
         : shape_(shape),
-          x_(normal_bf16(static_cast<size_t>(most_project_sm90_rows) * static_cast<size_t>(shape.depth), random)),
+          x_(normal_bf16(static_cast<size_t>(most_rows) * static_cast<size_t>(shape.depth), random)),
           w_(normal_bf16(static_cast<size_t>(shape.columns) * static_cast<size_t>(shape.depth), random)),
           device_x_(x_.size() * 2, 16, true),
           device_w_(w_.size() * 2, 16, true),
-          out_(static_cast<size_t>(most_project_sm90_rows) * static_cast<size_t>(shape.columns) * 2, 16, true) {
+          out_(static_cast<size_t>(most_rows) * static_cast<size_t>(shape.columns) * 2, 16, true) {
         device_x_.upload(x_);
         device_w_.upload(w_);
     }
@@ -99,12 +101,12 @@ TEST_F(Project, IsWithinBf16RoundingOfTheExactProducts) {
     for (const auto& [first, second] :
          {std::pair{Shape{160, 7168}, Shape{4096, 1536}}, std::pair{Shape{160, 6144}, Shape{512, 2048}},
           std::pair{Shape{144, 64}, Shape{16, 32}}, std::pair{Shape{173, 192}, Shape{129, 4160}},
-          std::pair{Shape{333, 4128}, Shape{40, 3072}}}) {
+          std::pair{Shape{333, 4128}, Shape{40, 3072}}, std::pair{Shape{160, 4480}, Shape{64, 24576}}}) {
         ProductCase a(first, random);
         ProductCase b(second, random);
         std::vector<__nv_bfloat16> first_row_a;
         std::vector<__nv_bfloat16> first_row_b;
-        for (const int rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 127, 128, 200, 256}) {
+        for (const int rows : {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 127, 128, 200, 256, 300}) {
             SCOPED_TRACE(std::to_string(rows) + " rows of " + std::to_string(first.columns) + " x " +
                          std::to_string(first.depth) + " and " + std::to_string(second.columns) + " x " +
                          std::to_string(second.depth));
@@ -126,6 +128,25 @@ TEST_F(Project, IsWithinBf16RoundingOfTheExactProducts) {
             if (HasFailure()) {
                 return;
             }
+        }
+    }
+}
+
+// The blocks of a cluster have parts of the depth that differ by a chunk, in every way that sixteen of them allow.
+TEST_F(Project, SplitsDepthsOfEveryRemainder) {
+    Random random = fresh_random();
+    for (int chunks = 97; chunks <= 112; ++chunks) {
+        SCOPED_TRACE("depth " + std::to_string(chunks * 32));
+        ProductCase a({24, chunks * 32}, random);
+        ProductCase b({40, (chunks + 16) * 32}, random);
+        for (const int rows : {1, 16, 32, 64, 65}) {
+            a.poison();
+            b.poison();
+            const ProjectArgs args{{a.product(), b.product()}, rows};
+            prepare_project_sm90(args);
+            project_sm90(args, {cudaStreamPerThread, true});
+            a.expect_right(rows);
+            b.expect_right(rows);
         }
     }
 }
@@ -155,9 +176,9 @@ TEST_F(Project, GivesARowTheSameBitsInEveryPlace) {
 
 TEST_F(Project, TakesDepthsOfWholeChunksThatFit) {
     EXPECT_TRUE(can_project_sm90(7168, 1536));
-    EXPECT_TRUE(can_project_sm90(24576, 32));
+    EXPECT_TRUE(can_project_sm90(most_project_sm90_depth, 32));
     EXPECT_FALSE(can_project_sm90(7168, 40));
-    EXPECT_FALSE(can_project_sm90(24576 + 32, 1536));
+    EXPECT_FALSE(can_project_sm90(most_project_sm90_depth + 32, 1536));
 }
 
 }  // namespace
