@@ -139,7 +139,7 @@ constexpr Form form = {project_sm90_kernel<output_tiles, row_tiles>, output_tile
 /// Few rows: small tiles, so that every multiprocessor has several to wait for. More: larger ones, because each tile reads
 /// all activations.
 Form form_for(int rows) {
-    return rows <= 8 ? form<1, 1> : rows <= 16 ? form<1, 2> : rows <= 32 ? form<2, 4> : form<2, 8>;
+    return rows <= 8 ? form<1, 1> : rows <= 16 ? form<1, 2> : rows <= 32 ? form<1, 4> : form<2, 8>;
 }
 
 size_t shared_bytes(const ProjectArgs& args, const Form& chosen) {

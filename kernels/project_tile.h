@@ -156,7 +156,7 @@ public:
 
 private:
     // Activations that are on their way together: enough to hide the L2, as many as registers hold twice.
-    static constexpr int chunks_ahead = row_tiles >= 8 ? 2 : row_tiles == 4 ? 3 : row_tiles == 2 ? 6 : 12;
+    static constexpr int chunks_ahead = row_tiles >= 8 ? 1 : row_tiles == 4 ? 3 : row_tiles == 2 ? 6 : 12;
 
     struct Batch {
         uint4 activations[chunks_ahead][row_tiles];
