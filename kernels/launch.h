@@ -16,7 +16,7 @@ struct LaunchContext {
     bool programmatic = true;
 };
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(STEPGRAPH_EMULATED)
 /// Waits until every kernel this one depends on has ended and its writes are visible. Each thread calls it before its first
 /// load or store of memory that a kernel writes, and none returns before it: a grid that could end without waiting would
 /// let the kernel after it run ahead of the kernels before it.

@@ -6,7 +6,7 @@
 #include <stepgraph/layouts/host_device.h>
 
 #include "select_block.h"
-#include "select_cluster.h"
+#include "select_instructions.h"
 
 namespace stepgraph::selecting {
 
@@ -29,6 +29,13 @@ inline constexpr uint32_t key_of_minus_infinity = 0x007FFFFFU;
 __device__ __forceinline__ float logit_of_key(uint32_t key) {
     return float_of((key & 0x80000000U) != 0 ? key ^ 0x80000000U : ~key);
 }
+
+/// The blocks of a row that have keys. A cluster may hold more of them: those without keys have left, and its barriers do
+/// not wait for them.
+struct RowBlocks {
+    int rank;   // of this block
+    int count;  // 1: nothing is exchanged
+};
 
 /// The bin of a histogram in which a key of a certain rank lies.
 struct FoundBin {
@@ -74,8 +81,7 @@ static_assert(sizeof(Shared) <= 99 * 1024, "what the smallest GPUs from sm_80 on
 
 /// The only way to it: through a pointer that was handed on the compiler would no longer know that it is shared.
 __device__ __forceinline__ Shared& shared() {
-    extern __shared__ __align__(16) unsigned char dynamic_shared[];
-    return *reinterpret_cast<Shared*>(dynamic_shared);
+    return *reinterpret_cast<Shared*>(dynamic_shared_memory());
 }
 
 /// Followed by a barrier.
@@ -174,18 +180,15 @@ __device__ __forceinline__ void ask_for(const Slice& slice) {
 #pragma unroll 1
     for (int place = thread() * vector_keys; place < slice.places(); place += threads * vector_keys) {
         if (slice.whole(place)) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&shared().area[place])),
-                         "l"(slice.at(place))
-                         : "memory");
+            start_copy(&shared().area[place], slice.at(place));
         }
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /// Waits for them and puts keys in their place; `visit` sees each. Followed by a barrier.
 template <typename Visit>
 __device__ __forceinline__ void receive(const Slice& slice, Visit visit) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    finish_copies();
 #pragma unroll 1
     for (int place = thread() * vector_keys; place < slice.places(); place += threads * vector_keys) {
         uint4& four = *reinterpret_cast<uint4*>(&shared().area[place]);

@@ -72,7 +72,7 @@ __device__ __forceinline__ int list_candidates(const Slice& slice, const Guess& 
             for (int i = 0; i < ComingLogits::n; ++i) {
                 equal |= logits[i] == bound ? 1U << i : 0U;
             }
-            const OrderedPlaces places = ordered_places(equal, shared().warp_words[3]);
+            const OrderedPlaces places = ordered_places(equal, shared().warp_words[5]);
 #pragma unroll
             for (int i = 0; i < ComingLogits::vectors; ++i) {
                 int rank = equal_listed + static_cast<int>(places.before[i]);

@@ -183,7 +183,7 @@ __device__ __forceinline__ Guess guess_from(const Sample& sample, int end, int t
     // The K-th of the row is about the expected-th of the sample. Three and a half standard deviations to either side, and
     // some more where few are expected: a wrong guess costs time alone.
     const float expected = __fdividef(static_cast<float>(sample.n) * static_cast<float>(top_k), static_cast<float>(end));
-    const float deviation = 3.5F * expected * rsqrtf(expected) + 3.0F;
+    const float deviation = __fmaf_rn(3.5F * expected, rsqrtf(expected), 3.0F);  // the same bits wherever it stands
     const auto low_rank = static_cast<uint32_t>(expected + deviation);
     const auto high_rank = static_cast<uint32_t>(max(expected - deviation, 0.0F));
 

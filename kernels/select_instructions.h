@@ -1,20 +1,16 @@
-// What the blocks of one row say to each other: each publishes its counts in its own shared memory, and reads the others'.
+// The instructions of select that C++ has no words for: of clusters, of copies that go on, of shared memory whose size the
+// launch tells. A test on the host puts others in their place.
 #pragma once
 
 #include <cstdint>
 
 #include <cuda_runtime.h>
 
+#if defined(STEPGRAPH_EMULATED)
+#include "emulated_instructions.h"
+#else
+
 namespace stepgraph::selecting {
-
-/// The blocks of a row that have keys. A cluster may hold more of them: those without keys have left, and its barriers do
-/// not wait for them.
-struct RowBlocks {
-    int rank;   // of this block
-    int count;  // 1: nothing is exchanged
-};
-
-inline constexpr int most_row_blocks = 16;
 
 /// Every thread of the row's blocks: all have arrived, and what they wrote before is visible.
 __device__ __forceinline__ void cluster_arrive() {
@@ -39,18 +35,7 @@ __device__ __forceinline__ int cluster_rank() {
 #endif
 }
 
-/// Number of this block's cluster in the grid.
-__device__ __forceinline__ unsigned cluster_number() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t number;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
-    return number;
-#else
-    return blockIdx.x;
-#endif
-}
-
-/// Blocks of a cluster.
+/// Blocks of a cluster, a power of two.
 __device__ __forceinline__ int cluster_blocks() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t blocks;
@@ -59,6 +44,11 @@ __device__ __forceinline__ int cluster_blocks() {
 #else
     return 1;
 #endif
+}
+
+/// Number of this block's cluster in the grid. Not by %clusterid: that goes through FP32, and is wrong beyond 2^24 blocks.
+__device__ __forceinline__ unsigned cluster_number() {
+    return blockIdx.x >> (31 - __clz(cluster_blocks()));
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* shared) {
@@ -88,4 +78,26 @@ __device__ __forceinline__ uint2 load_pair_from_block(uint32_t address) {
     return pair;
 }
 
+__device__ __forceinline__ unsigned char* dynamic_shared_memory() {
+    extern __shared__ __align__(16) unsigned char memory[];
+    return memory;
+}
+
+/// Starts to copy 16 bytes into shared memory; both sides are aligned to 16.
+__device__ __forceinline__ void start_copy(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+/// Waits for this thread's copies.
+__device__ __forceinline__ void finish_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/// Lets a pointer be computed here, and not where it is used first.
+template <typename Element>
+__device__ __forceinline__ void compute_here(Element*& pointer) {
+    asm volatile("" : "+l"(pointer));
+}
+
 }  // namespace stepgraph::selecting
+
+#endif

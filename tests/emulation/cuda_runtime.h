@@ -1,0 +1,118 @@
+// Stands in for CUDA's header where kernels are compiled for the emulator: the host side of CUDA's own, and device functions
+// as far as the emulated kernels use them.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "emulator.h"
+
+namespace stepgraph::emulation {
+
+/// Where a call stands: the same number for all threads that make it.
+using Place = uintptr_t;
+constexpr Place place_of(int line, const char* function) {
+    return std::bit_cast<Place>(function) * 65536U + static_cast<Place>(line);
+}
+
+struct Index {
+    unsigned x;
+};
+inline Index thread_index() {
+    return {static_cast<unsigned>(thread())};
+}
+
+template <typename Value>
+Value lane_value(Value value, int lane, Place place) {
+    static_assert(sizeof(Value) == 4);
+    return std::bit_cast<Value>(meet_warp(std::bit_cast<uint32_t>(value), place)[lane]);
+}
+
+/// The GPU's maximum drops a NaN of any kind; the host's keeps a signalling one.
+inline float larger(float x, float y) {
+    return std::isnan(x) ? y : std::isnan(y) ? x : std::max(x, y);
+}
+
+template <typename Combine>
+uint32_t reduce(uint32_t value, Place place, Combine combine) {
+    const uint32_t* values = meet_warp(value, place);
+    uint32_t all = values[0];
+    for (int lane = 1; lane < 32; ++lane) {
+        all = combine(all, values[lane]);
+    }
+    return all;
+}
+
+}  // namespace stepgraph::emulation
+
+#define STEPGRAPH_PLACE \
+    stepgraph::emulation::Place place = stepgraph::emulation::place_of(__builtin_LINE(), __builtin_FUNCTION())
+
+#if !defined(__noinline__)
+#define __noinline__ __attribute__((noinline))
+#endif
+#define fmaxf stepgraph::emulation::larger
+#define threadIdx (stepgraph::emulation::thread_index())
+
+inline void __syncthreads(STEPGRAPH_PLACE) {
+    stepgraph::emulation::block_barrier(place);
+}
+template <typename Value>
+Value __shfl_sync(unsigned, Value value, int lane, STEPGRAPH_PLACE) {
+    return stepgraph::emulation::lane_value(value, lane % 32, place);
+}
+template <typename Value>
+Value __shfl_up_sync(unsigned, Value value, int distance, STEPGRAPH_PLACE) {
+    const int lane = stepgraph::emulation::thread() % 32;
+    return stepgraph::emulation::lane_value(value, lane >= distance ? lane - distance : lane, place);
+}
+template <typename Value>
+Value __shfl_xor_sync(unsigned, Value value, int mask, STEPGRAPH_PLACE) {
+    return stepgraph::emulation::lane_value(value, stepgraph::emulation::thread() % 32 ^ mask, place);
+}
+inline unsigned __ballot_sync(unsigned, bool mine, STEPGRAPH_PLACE) {
+    const int lane = stepgraph::emulation::thread() % 32;
+    return stepgraph::emulation::reduce(mine ? 1U << lane : 0U, place, [](uint32_t a, uint32_t b) { return a | b; });
+}
+inline unsigned __reduce_add_sync(unsigned, unsigned value, STEPGRAPH_PLACE) {
+    return stepgraph::emulation::reduce(value, place, [](uint32_t a, uint32_t b) { return a + b; });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value, STEPGRAPH_PLACE) {
+    return stepgraph::emulation::reduce(value, place, [](uint32_t a, uint32_t b) { return std::min(a, b); });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value, STEPGRAPH_PLACE) {
+    return stepgraph::emulation::reduce(value, place, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+}
+
+template <typename Value>
+Value __ldcg(const Value* from) {
+    stepgraph::emulation::check_readable(from, sizeof(Value));
+    return *from;
+}
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+    const unsigned before = *to;  // fibers change at barriers and warp functions alone
+    *to += value;
+    return before;
+}
+
+inline int __ffs(int x) {
+    return __builtin_ffs(x);
+}
+inline int __clz(int x) {
+    return std::countl_zero(static_cast<unsigned>(x));
+}
+inline float __fdividef(float x, float y) {
+    return x / y;
+}
+inline float __fmaf_rn(float x, float y, float z) {
+    return std::fma(x, y, z);
+}
+inline float rsqrtf(float x) {
+    return 1.0F / std::sqrt(x);
+}
+using std::max;
+using std::min;

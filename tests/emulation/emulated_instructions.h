@@ -1,0 +1,39 @@
+// select_instructions.h for the emulator.
+#pragma once
+
+#include "emulator.h"
+
+namespace stepgraph::selecting {
+
+using emulation::cluster_arrive;
+using emulation::cluster_blocks;
+using emulation::cluster_number;
+using emulation::cluster_rank;
+using emulation::cluster_wait;
+using emulation::finish_copies;
+using emulation::shared_address;
+using emulation::start_copy;
+
+inline uint32_t address_in_block(uint32_t address, int rank) {
+    return address | static_cast<uint32_t>(rank + 1) << 24U;
+}
+template <typename Value>
+Value load_from_address(uint32_t address) {
+    return *static_cast<const Value*>(
+        emulation::in_block(address & 0xFFFFFFU, static_cast<int>(address >> 24U) - 1, sizeof(Value)));
+}
+inline uint32_t load_from_block(uint32_t address) {
+    return load_from_address<uint32_t>(address);
+}
+inline uint2 load_pair_from_block(uint32_t address) {
+    return load_from_address<uint2>(address);
+}
+
+inline unsigned char* dynamic_shared_memory() {
+    return static_cast<unsigned char*>(emulation::shared_memory());
+}
+
+template <typename Element>
+void compute_here(Element*&) {}
+
+}  // namespace stepgraph::selecting

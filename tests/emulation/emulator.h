@@ -1,0 +1,53 @@
+// Runs the blocks of one cluster on the host, each thread of a kernel a fiber, in an order drawn anew, and faults on what a
+// GPU does not forgive: barriers and warp functions that not all threads reach at the same place, threads that leave others
+// waiting, remote reads of a block that has left or before any barrier of the cluster, reads outside the memory that was
+// given, addresses that are not aligned.
+//
+// What it does not know: the memory model. A write is seen at once by all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace stepgraph::emulation {
+
+struct Launch {
+    std::function<void()> kernel;  // what each thread does
+    int blocks = 1;                // of the cluster, at most 16
+    int threads = 32;              // of a block, whole warps
+    unsigned cluster_number = 0;   // in the grid
+    size_t shared_bytes = 0;       // of a block, random at the beginning, with pages behind it that fault
+    const void* readable_begin = nullptr;
+    const void* readable_end = nullptr;  // of global memory, for loads that are checked
+    uint64_t seed = 1;
+};
+
+/// Returns when all threads have returned. Throws std::runtime_error that names the fault, the block and the thread.
+void run(const Launch& launch);
+
+// ---- what the emulated instructions are made of; each by a thread of the kernel ------------------------------------------
+// `place`: of the call, the same for all threads that meet.
+
+[[nodiscard]] int thread();
+[[nodiscard]] int cluster_rank();
+[[nodiscard]] int cluster_blocks();
+[[nodiscard]] unsigned cluster_number();
+[[nodiscard]] void* shared_memory();
+/// Of a byte of this block's shared memory.
+[[nodiscard]] uint32_t shared_address(const void* byte);
+/// `bytes` of another block's shared memory.
+[[nodiscard]] const void* in_block(uint32_t shared_address, int rank, size_t bytes);
+
+void block_barrier(uintptr_t place);
+void cluster_arrive();
+void cluster_wait();
+/// Hands each lane's value over and returns all 32, which stay until the warp's next meeting but one.
+[[nodiscard]] const uint32_t* meet_warp(uint32_t value, uintptr_t place);
+
+void check_readable(const void* from, size_t bytes);
+/// Copies 16 bytes when finish_copies() is called, not before.
+void start_copy(void* to, const void* from);
+void finish_copies();
+
+}  // namespace stepgraph::emulation
