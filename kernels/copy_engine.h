@@ -3,6 +3,10 @@
 
 #include <cstdint>
 
+#if defined(STEPGRAPH_EMULATED)
+#include "emulated_copy_engine.h"
+#else
+
 namespace stepgraph::sm90 {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -87,3 +91,5 @@ __device__ __forceinline__ void wait_for_copied_words() {
 }
 
 }  // namespace stepgraph::sm90
+
+#endif

@@ -3,6 +3,10 @@
 
 #include <cstdint>
 
+#if defined(STEPGRAPH_EMULATED)
+#include "emulated_matrix_units.h"
+#else
+
 namespace stepgraph::sm90 {
 
 /// Describes K-major rows of 128 bytes in shared memory, 128-byte swizzle, groups of eight rows 1024 bytes apart: the low
@@ -144,3 +148,5 @@ __device__ __forceinline__ void leave_registers() {
 }
 
 }  // namespace stepgraph::sm90
+
+#endif

@@ -5,10 +5,12 @@
 
 #include <stepgraph/layouts/host_device.h>
 
+#include "block_instructions.h"
 #include "select_block.h"
-#include "select_instructions.h"
 
 namespace stepgraph::selecting {
+
+using namespace device;
 
 inline constexpr int bins = 4096;  // of a histogram
 inline constexpr int bin_bits = 12;

@@ -25,6 +25,9 @@ struct Index {
 inline Index thread_index() {
     return {static_cast<unsigned>(thread())};
 }
+inline Index block_index() {
+    return {cluster_number() * static_cast<unsigned>(cluster_blocks()) + static_cast<unsigned>(cluster_rank())};
+}
 
 template <typename Value>
 Value lane_value(Value value, int lane, Place place) {
@@ -56,10 +59,14 @@ uint32_t reduce(uint32_t value, Place place, Combine combine) {
 #define __noinline__ __attribute__((noinline))
 #endif
 #define fmaxf stepgraph::emulation::larger
+#define blockIdx (stepgraph::emulation::block_index())
 #define threadIdx (stepgraph::emulation::thread_index())
 
 inline void __syncthreads(STEPGRAPH_PLACE) {
     stepgraph::emulation::block_barrier(place);
+}
+inline void __syncwarp(STEPGRAPH_PLACE) {
+    static_cast<void>(stepgraph::emulation::meet_warp(0, place));
 }
 template <typename Value>
 Value __shfl_sync(unsigned, Value value, int lane, STEPGRAPH_PLACE) {

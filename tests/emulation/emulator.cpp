@@ -8,6 +8,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sys/mman.h>
@@ -69,7 +70,7 @@ private:
     unsigned char* all_ = nullptr;
 };
 
-enum class State { ready, at_warp, at_block, at_cluster, gone };
+enum class State { ready, looking, at_warp, at_block, at_cluster, gone };
 
 struct Block;
 struct Warp;
@@ -170,6 +171,11 @@ public:
         make_ready(*current_);
         wait(State::ready);
     }
+    /// Goes on when nobody else can: whoever looks again and again for what others do must not keep them from it.
+    void look_later() {
+        looking_.push_back(current_);
+        wait(State::looking);
+    }
 
     void block_barrier(uintptr_t place) {
         Block& block = *current_->block;
@@ -185,9 +191,10 @@ public:
             return;
         }
         block.at_barrier = 0;
-        for (auto& other : block.threads) {
-            if (other.get() != current_) {
-                make_ready(*other);
+        for (int t = 0; t < launch_.threads; ++t) {  // it may hold more, of an earlier launch
+            Thread& other = *block.threads[static_cast<size_t>(t)];
+            if (&other != current_) {
+                make_ready(other);
             }
         }
         step_back();
@@ -257,6 +264,7 @@ private:
         arrived_ = 0;
         live_ = launch_.blocks * launch_.threads;
         queue_.clear();
+        looking_.clear();
         while (blocks_.size() < static_cast<size_t>(launch_.blocks)) {
             blocks_.push_back(std::make_unique<Block>());
             blocks_.back()->rank = static_cast<int>(blocks_.size()) - 1;
@@ -311,6 +319,11 @@ private:
     }
 
     Thread* next_ready() {
+        if (std::all_of(queue_.begin(), queue_.end(), [](const Warp* warp) { return warp->ready_lanes == 0; })) {
+            for (Thread* thread : std::exchange(looking_, {})) {
+                make_ready(*thread);
+            }
+        }
         while (!queue_.empty()) {
             const size_t i = choose_warp();
             Warp& warp = *queue_[i];
@@ -395,7 +408,8 @@ private:
     Order order_ = Order::random;
     std::vector<std::unique_ptr<Block>> blocks_;  // kept from launch to launch
     size_t shared_bytes_ = 0;
-    std::vector<Warp*> queue_;  // those with ready lanes, and some without
+    std::vector<Warp*> queue_;      // those with ready lanes, and some without
+    std::vector<Thread*> looking_;  // see look_later()
     Thread* current_ = nullptr;
     void* main_stack_ = nullptr;
     std::string fault_;
@@ -460,6 +474,9 @@ const void* in_block(uint32_t shared_address, int rank, size_t bytes) {
     return all.shared_of(block) + shared_address;
 }
 
+void look_later() {
+    emulator().look_later();
+}
 void block_barrier(uintptr_t place) {
     emulator().block_barrier(place);
 }
@@ -471,6 +488,10 @@ void cluster_wait() {
 }
 const uint32_t* meet_warp(uint32_t value, uintptr_t place) {
     return emulator().meet_warp(value, place);
+}
+
+void fail(const char* what) {
+    emulator().fail(what);
 }
 
 void check_readable(const void* from, size_t bytes) {

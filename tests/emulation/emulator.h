@@ -39,12 +39,16 @@ void run(const Launch& launch);
 /// `bytes` of another block's shared memory.
 [[nodiscard]] const void* in_block(uint32_t shared_address, int rank, size_t bytes);
 
+/// Goes on when no other thread can, for one that looks again and again for what others do.
+void look_later();
 void block_barrier(uintptr_t place);
 void cluster_arrive();
 void cluster_wait();
 /// Hands each lane's value over and returns all 32, which stay until the warp's next meeting but one.
 [[nodiscard]] const uint32_t* meet_warp(uint32_t value, uintptr_t place);
 
+/// Ends the launch.
+[[noreturn]] void fail(const char* what);
 void check_readable(const void* from, size_t bytes);
 /// Copies 16 bytes when finish_copies() is called, not before.
 void start_copy(void* to, const void* from);

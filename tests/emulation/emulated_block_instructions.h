@@ -1,9 +1,9 @@
-// select_instructions.h for the emulator.
+// block_instructions.h for the emulator.
 #pragma once
 
 #include "emulator.h"
 
-namespace stepgraph::selecting {
+namespace stepgraph::device {
 
 using emulation::cluster_arrive;
 using emulation::cluster_blocks;
@@ -29,6 +29,10 @@ inline uint2 load_pair_from_block(uint32_t address) {
     return load_from_address<uint2>(address);
 }
 
+inline float4 load_four_from_block(uint32_t address) {
+    return load_from_address<float4>(address);
+}
+
 inline unsigned char* dynamic_shared_memory() {
     return static_cast<unsigned char*>(emulation::shared_memory());
 }
@@ -36,4 +40,4 @@ inline unsigned char* dynamic_shared_memory() {
 template <typename Element>
 void compute_here(Element*&) {}
 
-}  // namespace stepgraph::selecting
+}  // namespace stepgraph::device

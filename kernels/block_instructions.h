@@ -1,5 +1,5 @@
-// The instructions of select that C++ has no words for: of clusters, of copies that go on, of shared memory whose size the
-// launch tells. A test on the host puts others in their place.
+// Instructions that C++ has no words for: of clusters, of copies that go on, of shared memory whose size the launch tells. A
+// test on the host puts others in their place.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 #include <cuda_runtime.h>
 
 #if defined(STEPGRAPH_EMULATED)
-#include "emulated_instructions.h"
+#include "emulated_block_instructions.h"
 #else
 
-namespace stepgraph::selecting {
+namespace stepgraph::device {
 
-/// Every thread of the row's blocks: all have arrived, and what they wrote before is visible.
+/// Every thread of the cluster that has not left, whole warps: all have arrived, and what they wrote before is visible.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -78,8 +78,19 @@ __device__ __forceinline__ uint2 load_pair_from_block(uint32_t address) {
     return pair;
 }
 
+__device__ __forceinline__ float4 load_four_from_block(uint32_t address) {
+    float4 four{};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                 : "r"(address)
+                 : "memory");
+#endif
+    return four;
+}
+
 __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
-    extern __shared__ __align__(16) unsigned char memory[];
+    extern __shared__ __align__(128) unsigned char memory[];
     return memory;
 }
 
@@ -98,6 +109,6 @@ __device__ __forceinline__ void compute_here(Element*& pointer) {
     asm volatile("" : "+l"(pointer));
 }
 
-}  // namespace stepgraph::selecting
+}  // namespace stepgraph::device
 
 #endif
