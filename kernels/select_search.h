@@ -140,19 +140,56 @@ __device__ __forceinline__ void find_bin_in_cluster(int which, int round, uint32
     __syncthreads();  // the bin is found
 }
 
-/// Four keys of a row for each thread, spread evenly over it; the same in all blocks of the row.
-struct Sample {
-    static constexpr int n = vector_keys * threads;
+/// How many times a thread's four keys the sample of a row of `end` keys is: as many for every 2^17 keys or part of them, up
+/// to a million. Between the borders of a guess then lie fewer keys than can be exchanged, if the row is like most.
+__host__ __device__ constexpr int sample_times(int end) {
+    int times = 1;
+    while (times < 8 && end > times << 17) {
+        times *= 2;
+    }
+    return times;
+}
 
-    /// Asks for them; rows of n keys or more.
-    __device__ __forceinline__ Sample(const RowMemory& row, int end) {
-        const int first = row.skew != 0 ? 1 : 0;
-        const int vectors = (row.skew + end) / vector_keys - first;
-        const auto which = static_cast<int>(static_cast<uint64_t>(thread()) * static_cast<unsigned>(vectors) / threads);
-        logits = __ldcg(reinterpret_cast<const float4*>(row.aligned) + first + which);
+/// Some keys of a row for each thread, in vectors of four that are spread evenly over it; the same in all blocks of the row.
+class Sample {
+public:
+    /// Asks for the first four; rows of 2048 keys or more.
+    __device__ __forceinline__ Sample(const RowMemory& row, int end)
+        : first_(reinterpret_cast<const float4*>(row.aligned) + (row.skew != 0 ? 1 : 0)),
+          row_vectors_((row.skew + end) / vector_keys - (row.skew != 0 ? 1 : 0)),
+          times_(sample_times(end)),
+          logits_(vector(0)) {}
+
+    [[nodiscard]] __device__ __forceinline__ int n() const { return vector_keys * threads * times_; }
+
+    /// Visits this thread's keys: the first four at once, others from memory.
+    template <typename Visit>
+    __device__ __forceinline__ void each(Visit visit) const {
+        visit_four(logits_, visit);
+#pragma unroll 1
+        for (int i = 1; i < times_; ++i) {
+            visit_four(vector(i), visit);
+        }
     }
 
-    float4 logits;
+private:
+    [[nodiscard]] __device__ __forceinline__ float4 vector(int i) const {
+        const auto which = static_cast<uint64_t>(thread() * times_ + i) * static_cast<unsigned>(row_vectors_) /
+                           static_cast<unsigned>(threads * times_);
+        return __ldcg(first_ + which);
+    }
+    template <typename Visit>
+    __device__ __forceinline__ static void visit_four(const float4& four, Visit visit) {
+        visit(order_key(four.x));
+        visit(order_key(four.y));
+        visit(order_key(four.z));
+        visit(order_key(four.w));
+    }
+
+    const float4* first_;
+    int row_vectors_;
+    int times_;
+    float4 logits_;
 };
 
 /// Least and largest of all threads' values. All threads of the block; one barrier.
@@ -182,27 +219,28 @@ struct Guess {
 __device__ __forceinline__ Guess guess_from(const Sample& sample, int end, int top_k) {
     // The K-th of the row is about the expected-th of the sample. Three and a half standard deviations to either side, and
     // some more where few are expected: a wrong guess costs time alone.
-    const float expected = __fdividef(static_cast<float>(sample.n) * static_cast<float>(top_k), static_cast<float>(end));
+    const float expected = __fdividef(static_cast<float>(sample.n()) * static_cast<float>(top_k), static_cast<float>(end));
     const float deviation = __fmaf_rn(3.5F * expected, rsqrtf(expected), 3.0F);  // the same bits wherever it stands
     const auto low_rank = static_cast<uint32_t>(expected + deviation);
     const auto high_rank = static_cast<uint32_t>(max(expected - deviation, 0.0F));
 
-    const uint32_t keys[] = {order_key(sample.logits.x), order_key(sample.logits.y), order_key(sample.logits.z),
-                             order_key(sample.logits.w)};
-    const Range all =
-        range_of_block(min(min(keys[0], keys[1]), min(keys[2], keys[3])), max(max(keys[0], keys[1]), max(keys[2], keys[3])),
-                       shared().warp_words[1], shared().warp_words[2]);
+    const auto samples = static_cast<uint32_t>(sample.n());
+    uint32_t least = 0xFFFFFFFFU;
+    uint32_t most = 0;
+    sample.each([&](uint32_t key) {
+        least = min(least, key);
+        most = max(most, key);
+    });
+    const Range all = range_of_block(least, most, shared().warp_words[1], shared().warp_words[2]);
     // Most bins to the octaves below the largest key, where the K-th mostly lies; the lowest bin holds all that is smaller.
     constexpr uint32_t octaves = 6;
     Range window{max(all.low, all.high - (octaves << 23U)), all.high, 0};
     for (;;) {
         const int shift = window.shift();
-#pragma unroll
-        for (const uint32_t key : keys) {
-            atomicAdd(&shared().histogram[0][(max(key, window.low) - window.low) >> shift], 1U);
-        }
+        sample.each(
+            [&](uint32_t key) { atomicAdd(&shared().histogram[0][(max(key, window.low) - window.low) >> shift], 1U); });
         __syncthreads();  // the histogram is complete
-        find_bins<2>(0, min(low_rank, static_cast<uint32_t>(sample.n)), max(high_rank, 1U));
+        find_bins<2>(0, min(low_rank, samples), max(high_rank, 1U));
         const uint32_t low_bin = shared().found[0].bin;
         if (low_bin == 0 && window.low > all.low) {
             clear_histogram(0);
@@ -210,19 +248,18 @@ __device__ __forceinline__ Guess guess_from(const Sample& sample, int end, int t
             __syncthreads();  // the histogram is clear
             continue;
         }
-        Range range{low_rank > sample.n ? 1U : window.low + (low_bin << shift),
+        Range range{low_rank > samples ? 1U : window.low + (low_bin << shift),
                     high_rank < 1 ? 0xFFFFFFFFU : window.low + (shared().found[1].bin + 1U << shift) - 1U, 0};
         Guess guess{range, 0};
-        if (shared().found[0].count > sample.n / 8) {
+        if (shared().found[0].count > samples / 8) {
             const Range bin{range.low, range.low + ((1U << shift) - 1U), 0};
-            uint32_t least = 0xFFFFFFFFU;
-            uint32_t most = 0;
-#pragma unroll
-            for (const uint32_t key : keys) {
-                least = bin.holds(key) ? min(least, key) : least;
-                most = bin.holds(key) ? max(most, key) : most;
-            }
-            const Range in_bin = range_of_block(least, most, shared().warp_words[3], shared().warp_words[4]);
+            uint32_t least_in_bin = 0xFFFFFFFFU;
+            uint32_t most_in_bin = 0;
+            sample.each([&](uint32_t key) {
+                least_in_bin = bin.holds(key) ? min(least_in_bin, key) : least_in_bin;
+                most_in_bin = bin.holds(key) ? max(most_in_bin, key) : most_in_bin;
+            });
+            const Range in_bin = range_of_block(least_in_bin, most_in_bin, shared().warp_words[3], shared().warp_words[4]);
             if (in_bin.low == in_bin.high) {
                 guess = {{in_bin.low + 1, max(range.high, in_bin.low + 1), 0}, in_bin.low};
             }

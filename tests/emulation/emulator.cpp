@@ -120,7 +120,7 @@ struct Block {
 
 class Emulator {
 public:
-    void run(const Launch& launch) {
+    uint64_t run(const Launch& launch) {
         launch_ = launch;
         random_.seed(launch.seed);
         order_ = static_cast<Order>(random_() % 3);
@@ -129,7 +129,9 @@ public:
         if (!fault_.empty()) {
             throw std::runtime_error(fault_);
         }
+        return bytes_read_;
     }
+    void count_read(size_t bytes) { bytes_read_ += bytes; }
 
     [[nodiscard]] Thread& current() const { return *current_; }
     [[nodiscard]] const Launch& launch() const { return launch_; }
@@ -260,6 +262,7 @@ private:
     void prepare() {
         fault_.clear();
         switches_ = 0;
+        bytes_read_ = 0;
         phase_ = 0;
         arrived_ = 0;
         live_ = launch_.blocks * launch_.threads;
@@ -414,6 +417,7 @@ private:
     void* main_stack_ = nullptr;
     std::string fault_;
     uint64_t switches_ = 0;
+    uint64_t bytes_read_ = 0;
     uint64_t phase_ = 0;
     int arrived_ = 0;
     int live_ = 0;
@@ -430,8 +434,8 @@ void Emulator::enter_body() {
 
 }  // namespace
 
-void run(const Launch& launch) {
-    emulator().run(launch);
+uint64_t run(const Launch& launch) {
+    return emulator().run(launch);
 }
 
 int thread() {
@@ -504,6 +508,7 @@ void check_readable(const void* from, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(from) % bytes != 0) {
         emulator().fail("a read that is not aligned");
     }
+    emulator().count_read(bytes);
 }
 
 void start_copy(void* to, const void* from) {

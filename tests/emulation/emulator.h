@@ -23,8 +23,9 @@ struct Launch {
     uint64_t seed = 1;
 };
 
-/// Returns when all threads have returned. Throws std::runtime_error that names the fault, the block and the thread.
-void run(const Launch& launch);
+/// Returns when all threads have returned: how many bytes of the readable memory they read, one by one counted. Throws
+/// std::runtime_error that names the fault, the block and the thread.
+uint64_t run(const Launch& launch);
 
 // ---- what the emulated instructions are made of; each by a thread of the kernel ------------------------------------------
 // `place`: of the call, the same for all threads that meet.
