@@ -53,30 +53,35 @@ __device__ inline Work work_of(const ProjectArgs& args, int outputs) {
 }
 
 /// Adds the partial sums of the cluster's blocks, in the order of their ranks, and writes them.
-template <int outputs>
+template <int outputs, int rows_a_pass>
 __device__ void add_up_cluster(const Work& work, const float4* partial, int first_row, int rows) {
+    static_assert(rows_a_pass * outputs / 4 / cluster_size <= threads, "a thread adds up four outputs of a row, or none");
     const int rank = cluster_rank();
     const uint32_t sums = device::shared_address(partial);
     __syncwarp();
     cluster_arrive();
     cluster_wait();  // every block's sums are there
     const int count = rows * outputs / 4;
-    for (int i = count * rank / cluster_size + static_cast<int>(threadIdx.x); i < count * (rank + 1) / cluster_size;
-         i += threads) {
-        float4 sum{};
+    const int mine = count * rank / cluster_size + static_cast<int>(threadIdx.x);
+    const bool is_there = mine < count * (rank + 1) / cluster_size;
+    float4 sum{};
+    if (is_there) {
 #pragma unroll
         for (int other = 0; other < cluster_size; ++other) {
             const float4 addend =
-                load_four_from_block(address_in_block(sums + static_cast<uint32_t>(i) * sizeof(float4), other));
+                load_four_from_block(address_in_block(sums + static_cast<uint32_t>(mine) * sizeof(float4), other));
             sum.x += addend.x;
             sum.y += addend.y;
             sum.z += addend.z;
             sum.w += addend.w;
         }
-        store_outputs(work.product, first_row + i / (outputs / 4), work.tile * outputs + i % (outputs / 4) * 4, sum);
     }
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive();  // before the outputs are stored: an arrival waits for what was written before
+    if (is_there) {
+        store_outputs(work.product, first_row + mine / (outputs / 4), work.tile * outputs + mine % (outputs / 4) * 4, sum);
+    }
+    __syncwarp();
     cluster_wait();  // nobody reads them any more
 }
 
@@ -123,7 +128,7 @@ __device__ void project_block(const ProjectArgs& args) {
             }
         });
         if (work.split) {
-            add_up_cluster<outputs>(work, partial, first_row, rows);
+            add_up_cluster<outputs, rows_a_pass>(work, partial, first_row, rows);
         }
     }
 }
