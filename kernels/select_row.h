@@ -26,7 +26,7 @@ __device__ __forceinline__ int log_blocks(int end) {
 
 __device__ __forceinline__ Slice slice_of(const RowMemory& memory, int end, int rank, int log_blocks) {
     const int places = memory.skew + end;
-    const int each = ((places - 1 >> log_blocks) / lanes + 1) * lanes;
+    const int each = (((places - 1) >> log_blocks) / lanes + 1) * lanes;
     const int begin = min(places, rank * each);
     return {memory, begin, min(places, begin + each)};
 }

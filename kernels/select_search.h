@@ -249,7 +249,7 @@ __device__ __forceinline__ Guess guess_from(const Sample& sample, int end, int t
             continue;
         }
         Range range{low_rank > samples ? 1U : window.low + (low_bin << shift),
-                    high_rank < 1 ? 0xFFFFFFFFU : window.low + (shared().found[1].bin + 1U << shift) - 1U, 0};
+                    high_rank < 1 ? 0xFFFFFFFFU : window.low + ((shared().found[1].bin + 1U) << shift) - 1U, 0};
         Guess guess{range, 0};
         if (shared().found[0].count > samples / 8) {
             const Range bin{range.low, range.low + ((1U << shift) - 1U), 0};

@@ -1,11 +1,13 @@
 // The C functions: each calls the one of Pipeline that its name tells, and turns what that throws into a result.
 #include "stepgraph.h"
 
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,18 +26,12 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-std::string& last_message() {
-    static thread_local std::string message;
-    return message;
-}
+/// The sentence of this thread's last call, cut where it is longer. No destructor ends it: a caller may come from one of its
+/// own.
+thread_local char last_message[1024] = "";
 
-/// Leaves the sentence without throwing: where there is no memory for it, a shorter one.
 stepgraph_result fail(stepgraph_result result, const char* sentence) noexcept {
-    try {
-        last_message() = sentence;
-    } catch (...) {
-        last_message().clear();
-    }
+    std::snprintf(last_message, sizeof last_message, "%s", sentence);
     return result;
 }
 
@@ -66,8 +62,8 @@ stepgraph_result result_of(ErrorCode code) {
 template <typename Call>
 stepgraph_result guarded(Call call) noexcept {
     try {
-        last_message().clear();
         call();
+        last_message[0] = '\0';  // behind the call: a callback may have made calls that left a sentence
         return STEPGRAPH_OK;
     } catch (const Error& error) {
         return fail(result_of(error.code()), error.what());
@@ -100,9 +96,22 @@ public:
     std::shared_ptr<Pipeline> take(stepgraph_pipeline* handle) {
         const std::lock_guard lock(mutex_);
         const auto found = at(handle);
+        if (capturing_.count(found->first) > 0) {
+            throw Error(ErrorCode::wrong_order, "stepgraph_destroy was called from after_layer, must not be");
+        }
         std::shared_ptr<Pipeline> pipeline = std::move(found->second);
         pipelines_.erase(found);
         return pipeline;
+    }
+
+    /// While a pipeline is captured it is not taken: its callback may ask for that.
+    void begin_capture(stepgraph_pipeline* handle) {
+        const std::lock_guard lock(mutex_);
+        capturing_.insert(at(handle)->first);
+    }
+    void end_capture(stepgraph_pipeline* handle) noexcept {
+        const std::lock_guard lock(mutex_);
+        capturing_.erase(capturing_.find(reinterpret_cast<uintptr_t>(handle)));
     }
 
 private:
@@ -120,6 +129,7 @@ private:
 
     std::mutex mutex_;
     Pipelines pipelines_;
+    std::multiset<uintptr_t> capturing_;  // one that is captured may be asked to from its callback, and refuse
     uintptr_t last_ = 0;
 };
 
@@ -128,6 +138,17 @@ Handles& handles() {
     static auto* const all = new Handles;
     return *all;
 }
+
+class Capturing {
+public:
+    explicit Capturing(stepgraph_pipeline* handle) : handle_(handle) { handles().begin_capture(handle_); }
+    ~Capturing() { handles().end_capture(handle_); }
+    Capturing(const Capturing&) = delete;
+    Capturing& operator=(const Capturing&) = delete;
+
+private:
+    stepgraph_pipeline* handle_;
+};
 
 // Sizes of the structs' first version: no caller has less.
 constexpr size_t first_geometry_size = sizeof(stepgraph_geometry);
@@ -146,6 +167,13 @@ void check_struct(const Struct* given, const char* name, size_t first_size) {
         throw InvalidArgument(
             std::string(name) + ".size is " + std::to_string(given->size) + ", must be " + std::to_string(first_size) +
             (first_size == sizeof(Struct) ? "" : " to " + std::to_string(sizeof(Struct))) + ": sizeof the struct");
+    }
+}
+
+void check_count(size_t count, const char* name) {
+    if (count > INT32_MAX) {
+        throw InvalidArgument(std::string(name) + " is " + std::to_string(count) + ", must be at most " +
+                              std::to_string(INT32_MAX));
     }
 }
 
@@ -278,9 +306,11 @@ LayerBuffers from_c(const stepgraph_layer_buffers& l) {
 
 std::vector<LayerBuffers> from_c(const stepgraph_layer_buffers* layers, size_t count) {
     std::vector<LayerBuffers> converted;
+    check_count(count, "layer_count");
     if (count == 0) {
         return converted;  // bind() says what is wrong with it
     }
+    check_pointer(layers, "layers");
     check_struct(layers, "layers[0]", first_layer_buffers_size);
     const auto* at = reinterpret_cast<const unsigned char*>(layers);
     for (size_t i = 0; i < count; ++i, at += layers->size) {
@@ -326,7 +356,7 @@ int32_t stepgraph_version() {
 }
 
 const char* stepgraph_last_message() {
-    return last_message().c_str();
+    return last_message;
 }
 
 stepgraph_result stepgraph_geometry_defaults(stepgraph_geometry* geometry) {
@@ -399,9 +429,11 @@ stepgraph_result stepgraph_capture(stepgraph_pipeline* pipeline, const int32_t* 
                                    stepgraph_after_layer after_layer, void* user) {
     return guarded([&] {
         const auto owned = handles().get(pipeline);
+        check_count(bucket_count, "bucket_count");
         if (bucket_count > 0) {
             check_pointer(buckets, "buckets");
         }
+        const Capturing capturing(pipeline);
         owned->capture({buckets, buckets + bucket_count}, from_c(after_layer, user));
     });
 }

@@ -91,8 +91,8 @@ void check_projection(const Geometry& g) {
 Geometry validate(const Geometry& geometry) {
     Geometry g = geometry;
     g.block_table_stride = g.block_table_stride == 0 ? g.block_table_columns : g.block_table_stride;
-    g.projected_columns = g.projected_columns == 0 ? head_dim + g.heads : g.projected_columns;
     check_rows(g);
+    g.projected_columns = g.projected_columns == 0 ? head_dim + g.heads : g.projected_columns;
     check_lengths(g);
     if (g.page_stride_bytes == 0 && g.cache_format >= CacheFormat::fp8 && g.cache_format <= CacheFormat::mxfp4_rowgroup) {
         g.page_stride_bytes = page_bytes(g.cache_format);

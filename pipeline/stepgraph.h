@@ -1,8 +1,8 @@
 /* The pipeline for callers in C, and for any language that calls C. What each number and buffer means is told in geometry.h,
  * buffers.h and pipeline.h; here stands what is different.
  *
- * Every function returns a result and leaves a sentence, which names the operand, what it was and what it must be:
- * stepgraph_last_message(). No exception comes out, and none of a callback goes through.
+ * Every function that can fail returns a result, and where it fails leaves a sentence that names the operand, what it was
+ * and what it must be: stepgraph_last_message(). No exception comes out, and none of a callback goes through.
  *
  * Structs begin with their size in bytes, set by the caller: sizeof of the struct as the caller was compiled. They grow at
  * the end; a library takes every size from that of the struct's first version on up to its own, and what a caller does not
@@ -132,14 +132,15 @@ typedef struct stepgraph_status {
 } stepgraph_status;
 
 /* Called in capture after each layer of each bucket, with `user` as it was handed over. Enqueues the engine's kernels for
- * `rows` rows on `stream` and returns 0; anything else ends the capture, which then fails with STEPGRAPH_CALLBACK_FAILED. */
+ * `rows` rows on `stream` and returns 0; anything else ends the capture, which then fails with STEPGRAPH_CALLBACK_FAILED.
+ * It may not bind, capture or destroy this pipeline, and it must return: no longjmp, no pthread_exit. */
 typedef int (*stepgraph_after_layer)(int32_t layer, int32_t rows, stepgraph_stream stream, void* user);
 
 /* The library's version, major * 10000 + minor * 100 + patch: perhaps not that of this header. */
 STEPGRAPH_C_API int32_t stepgraph_version(void);
 
-/* The sentence of this thread's last call that returned a result; empty after STEPGRAPH_OK. Lives until the thread's next
- * call. Never null. */
+/* The sentence of this thread's last call that returned a result; empty after STEPGRAPH_OK, cut behind 1023 bytes. Lives
+ * until the thread's next call. Never null. */
 STEPGRAPH_C_API const char* stepgraph_last_message(void);
 
 /* Sets every number behind `size`, which the caller has set, to its default. */

@@ -128,7 +128,11 @@ static void check_handles(void) {
     EXPECT_REFUSED(stepgraph_bind(pipeline, NULL, layer, 1, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "step is null");
     EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "step.size is 0");
     step.size = sizeof step;
-    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, NULL, 1, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "layers[0] is null");
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, NULL, 1, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "layers is null");
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, SIZE_MAX, NULL, 0), STEPGRAPH_INVALID_ARGUMENT,
+                   "layer_count is 18446744073709551615, must be at most");
+    EXPECT_REFUSED(stepgraph_capture(pipeline, &bucket, SIZE_MAX, NULL, NULL), STEPGRAPH_INVALID_ARGUMENT,
+                   "bucket_count is 18446744073709551615, must be at most");
     EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "layers[0].size is 0");
     layer[0].size = sizeof layer[0];
     EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 2, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "layers[1].size is 0");
@@ -158,12 +162,15 @@ static void* device_copy(const int32_t* values, size_t count) {
 }
 
 struct calls {
+    stepgraph_pipeline* pipeline;
     int count;
     int fail_at;
 };
 static int after_layer(int32_t layer, int32_t bucket, stepgraph_stream stream, void* user) {
     struct calls* calls = user;
     EXPECT(layer == calls->count % layers && (bucket == 2 || bucket == rows) && stream != NULL);
+    EXPECT_REFUSED(stepgraph_destroy(calls->pipeline), STEPGRAPH_WRONG_ORDER, "destroy was called from after_layer");
+    EXPECT_REFUSED(stepgraph_capture(calls->pipeline, &bucket, 1, NULL, NULL), STEPGRAPH_WRONG_ORDER, "from after_layer");
     return calls->count++ == calls->fail_at ? 42 : 0;
 }
 
@@ -212,7 +219,7 @@ static void run_steps(void) {
     EXPECT_OK(stepgraph_bind(pipeline, &step, layer, layers, workspace, bytes));
 
     const int32_t buckets[] = {2, rows};
-    struct calls calls = {0, 3};
+    struct calls calls = {pipeline, 0, 3};
     EXPECT_REFUSED(stepgraph_capture(pipeline, buckets, 2, after_layer, &calls), STEPGRAPH_CALLBACK_FAILED,
                    "after_layer returned 42 for layer 1 of bucket 4, must return 0");
     EXPECT_REFUSED(stepgraph_replay(pipeline, rows, NULL), STEPGRAPH_WRONG_ORDER, "before capture");

@@ -97,7 +97,7 @@ inline unsigned __reduce_max_sync(unsigned, unsigned value, STEPGRAPH_PLACE) {
 
 template <typename Value>
 Value __ldcg(const Value* from) {
-    stepgraph::emulation::check_readable(from, sizeof(Value));
+    stepgraph::emulation::check_readable(from, sizeof(Value), sizeof(Value));
     return *from;
 }
 inline unsigned atomicAdd(unsigned* to, unsigned value) {

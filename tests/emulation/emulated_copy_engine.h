@@ -46,7 +46,8 @@ inline uint64_t evict_first() {
     return 0;
 }
 inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t) {
-    if (reinterpret_cast<uintptr_t>(from) % 16 != 0 || emulation::shared_address(to) % 16 != 0 || bytes % 16 != 0) {
+    emulation::check_readable(from, bytes, 16);
+    if (emulation::shared_address(to) % 16 != 0 || bytes % 16 != 0) {
         emulation::fail("a bulk copy that is not aligned");
     }
     static_cast<void>(emulation::shared_address(static_cast<unsigned char*>(to) + bytes - 1));  // its end too

@@ -56,7 +56,10 @@ public:
             throw std::bad_alloc();
         }
         all_ = static_cast<unsigned char*>(all);
-        mprotect(all_ + page_, inner_, PROT_READ | PROT_WRITE);
+        if (mprotect(all_ + page_, inner_, PROT_READ | PROT_WRITE) != 0) {
+            munmap(all_, inner_ + 2 * page_);
+            throw std::bad_alloc();
+        }
     }
     ~GuardedPages() { munmap(all_, inner_ + 2 * page_); }
     GuardedPages(const GuardedPages&) = delete;
@@ -121,6 +124,10 @@ struct Block {
 class Emulator {
 public:
     uint64_t run(const Launch& launch) {
+        if (launch.blocks < 1 || launch.blocks > 16 || launch.threads < lanes || launch.threads % lanes != 0) {
+            throw std::runtime_error("a launch of " + std::to_string(launch.blocks) + " blocks of " +
+                                     std::to_string(launch.threads) + " threads");
+        }
         launch_ = launch;
         random_.seed(launch.seed);
         order_ = static_cast<Order>(random_() % 3);
@@ -156,6 +163,8 @@ public:
         }
         if (next != self) {
             switch_to(&self->stack_pointer, next);
+        } else {
+            count_switch();
         }
     }
 
@@ -250,7 +259,11 @@ public:
     }
 
     void body() {
-        launch_.kernel();
+        try {
+            launch_.kernel();
+        } catch (const std::exception& error) {
+            fail(error.what());
+        }
         leave();
     }
 
@@ -262,6 +275,7 @@ private:
     void prepare() {
         fault_.clear();
         switches_ = 0;
+        current_ = nullptr;
         bytes_read_ = 0;
         phase_ = 0;
         arrived_ = 0;
@@ -356,11 +370,17 @@ private:
     }
 
     void switch_to(void** saved, Thread* next) {
+        if (current_ != nullptr && current_->state != State::gone) {
+            count_switch();
+        }
         current_ = next;
+        stepgraph_switch_fiber(saved, next->stack_pointer);
+    }
+
+    void count_switch() {
         if (++switches_ > most_switches) {
             fail("no end in sight");
         }
-        stepgraph_switch_fiber(saved, next->stack_pointer);
     }
 
     void complete_cluster_phase() {
@@ -498,21 +518,22 @@ void fail(const char* what) {
     emulator().fail(what);
 }
 
-void check_readable(const void* from, size_t bytes) {
-    const auto* first = static_cast<const unsigned char*>(from);
-    const Launch& launch = emulator().launch();
-    if (first < static_cast<const unsigned char*>(launch.readable_begin) ||
-        first + bytes > static_cast<const unsigned char*>(launch.readable_end)) {
+void check_readable(const void* from, size_t bytes, size_t alignment) {
+    const auto* first = static_cast<const std::byte*>(from);
+    const auto& readable = emulator().launch().readable;
+    if (std::none_of(readable.begin(), readable.end(), [&](std::span<const std::byte> span) {
+            return first >= span.data() && first + bytes <= span.data() + span.size();
+        })) {
         emulator().fail("a read outside of the memory that was given");
     }
-    if (reinterpret_cast<uintptr_t>(from) % bytes != 0) {
+    if (reinterpret_cast<uintptr_t>(from) % alignment != 0) {
         emulator().fail("a read that is not aligned");
     }
     emulator().count_read(bytes);
 }
 
 void start_copy(void* to, const void* from) {
-    check_readable(from, 16);
+    check_readable(from, 16, 16);
     if (shared_address(to) % 16 != 0) {
         emulator().fail("a copy that is not aligned");
     }

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <vector>
 
 namespace stepgraph::emulation {
 
@@ -18,13 +20,12 @@ struct Launch {
     int threads = 32;              // of a block, whole warps
     unsigned cluster_number = 0;   // in the grid
     size_t shared_bytes = 0;       // of a block, random at the beginning, with pages behind it that fault
-    const void* readable_begin = nullptr;
-    const void* readable_end = nullptr;  // of global memory, for loads that are checked
+    std::vector<std::span<const std::byte>> readable{};  // of global memory, for loads and copies that are checked
     uint64_t seed = 1;
 };
 
 /// Returns when all threads have returned: how many bytes of the readable memory they read, one by one counted. Throws
-/// std::runtime_error that names the fault, the block and the thread.
+/// std::runtime_error that names the fault, the block and the thread, or the exception of a thread.
 uint64_t run(const Launch& launch);
 
 // ---- what the emulated instructions are made of; each by a thread of the kernel ------------------------------------------
@@ -50,7 +51,7 @@ void cluster_wait();
 
 /// Ends the launch.
 [[noreturn]] void fail(const char* what);
-void check_readable(const void* from, size_t bytes);
+void check_readable(const void* from, size_t bytes, size_t alignment);
 /// Copies 16 bytes when finish_copies() is called, not before.
 void start_copy(void* to, const void* from);
 void finish_copies();

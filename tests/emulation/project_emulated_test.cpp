@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,8 @@
 
 #include <stepgraph/kernels/project_block.h>
 #include <stepgraph/layouts/number_formats.h>
+
+#include "fresh_seed.h"
 
 namespace stepgraph::test {
 namespace {
@@ -33,6 +36,8 @@ public:
     [[nodiscard]] ProjectProduct product() {
         return {x_.data(), w_.data(), out_.data() + out_begin(), shape_.columns, shape_.depth};
     }
+
+    [[nodiscard]] std::span<const std::byte> weights() const { return std::as_bytes(std::span(w_)); }
 
     void expect_right() const {
         for (size_t i = 0; i < out_.size(); ++i) {
@@ -112,12 +117,13 @@ void project(ProductCase& a, ProductCase& b, int rows, uint64_t seed) {
                                         .threads = projecting::threads,
                                         .cluster_number = static_cast<unsigned>(cluster),
                                         .shared_bytes = projecting::shared_bytes<outputs, row_tiles * 8>(args),
+                                        .readable = {a.weights(), b.weights()},
                                         .seed = seed + static_cast<uint64_t>(cluster)}));
     }
 }
 
 TEST(ProjectEmulated, IsWithinBf16RoundingOfTheExactProducts) {
-    const uint64_t seed = std::random_device{}();
+    const uint64_t seed = fresh_seed();
     Random random(seed);
     for (const auto& [first, second] :
          {std::pair{Shape{144, 64}, Shape{16, 32}}, std::pair{Shape{173, 192}, Shape{33, 3104}},
@@ -144,7 +150,7 @@ TEST(ProjectEmulated, IsWithinBf16RoundingOfTheExactProducts) {
 
 // The blocks of a cluster have parts of the depth that differ by a chunk, in every way that sixteen of them allow.
 TEST(ProjectEmulated, SplitsDepthsOfEveryRemainder) {
-    const uint64_t seed = std::random_device{}();
+    const uint64_t seed = fresh_seed();
     Random random(seed);
     for (int chunks = 97; chunks <= 112; ++chunks) {
         SCOPED_TRACE("seed " + std::to_string(seed) + ", depth " + std::to_string(chunks * 32));
@@ -160,7 +166,7 @@ TEST(ProjectEmulated, SplitsDepthsOfEveryRemainder) {
 }
 
 TEST(ProjectEmulated, GivesARowTheSameBitsInEveryForm) {
-    const uint64_t seed = std::random_device{}();
+    const uint64_t seed = fresh_seed();
     Random random(seed);
     ProductCase alone_a({24, 3360}, 1, random);
     ProductCase alone_b({40, 160}, 1, random);

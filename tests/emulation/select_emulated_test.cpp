@@ -16,6 +16,8 @@
 #include <stepgraph/layouts/cache_page.h>
 #include <stepgraph/layouts/host_device.h>
 
+#include "fresh_seed.h"
+
 namespace stepgraph::test {
 namespace {
 
@@ -289,8 +291,7 @@ void select_and_compare(const Case& drawn, const std::vector<float>& row, uint64
                                                   .threads = selecting::threads,
                                                   .cluster_number = row_number - tile_begin,
                                                   .shared_bytes = sizeof(selecting::Shared),
-                                                  .readable_begin = first,
-                                                  .readable_end = first + row.size(),
+                                                  .readable = {std::as_bytes(std::span(first, row.size()))},
                                                   .seed = seed}));
 
     const std::vector<int32_t> want = sorted_winners(row, drawn.top_k);
@@ -313,7 +314,7 @@ class SelectEmulated : public ::testing::TestWithParam<int> {};
 
 // Each kind of data in some sixteen shapes. A seed that fails fails again.
 TEST_P(SelectEmulated, IsASort) {
-    const uint64_t first_seed = std::random_device{}();
+    const uint64_t first_seed = fresh_seed();
     for (uint64_t seed = first_seed; seed < first_seed + 16; ++seed) {
         Random random(seed);
         const Case drawn = draw_case(random);
@@ -334,7 +335,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SelectEmulated, ::testing::Range(0, RowMaker::ki
 // What the sample promises: of rows like most, nearly all are read once. A guess may be wrong, or lets too many keys be; not
 // often.
 TEST(SelectEmulatedLong, ReadsLongRowsOnce) {
-    const uint64_t seed = std::random_device{}();
+    const uint64_t seed = fresh_seed();
     Random random(seed);
     int rows = 0;
     int read_again = 0;
@@ -397,7 +398,7 @@ TEST(Emulator, FaultsOnWhatAGpuDoesNotForgive) {
             static_cast<void>(emulation::in_block(0, 1, 4));
         }
     };
-    const auto reads_elsewhere = [] { emulation::check_readable(&infinity, 4); };
+    const auto reads_elsewhere = [] { emulation::check_readable(&infinity, 4, 4); };
     const auto exchanges = [] {
         emulation::cluster_arrive();
         emulation::cluster_wait();
@@ -405,6 +406,18 @@ TEST(Emulator, FaultsOnWhatAGpuDoesNotForgive) {
         emulation::cluster_arrive();
         emulation::cluster_wait();
     };
+    alignas(8) static uint64_t never = 0;
+    const auto waits_alone = [] {
+        if (emulation::thread() == 0) {
+            for (never = 0; never == 0;) {
+                emulation::look_later();
+            }
+        }
+    };
+    const auto throws = [] { throw std::runtime_error("its own"); };
+    EXPECT_THROW(run_block(1, waits_alone), std::runtime_error);
+    EXPECT_THROW(run_block(1, throws), std::runtime_error);
+    EXPECT_THROW(run_block(17, throws), std::runtime_error);
     EXPECT_THROW(run_block(1, one_stays_away), std::runtime_error);
     EXPECT_THROW(run_block(1, two_barriers), std::runtime_error);
     EXPECT_THROW(run_block(1, half_a_warp), std::runtime_error);
