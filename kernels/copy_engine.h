@@ -3,15 +3,15 @@
 
 #include <cstdint>
 
+#include "block_instructions.h"
+
 #if defined(STEPGRAPH_EMULATED)
 #include "emulated_copy_engine.h"
 #else
 
 namespace stepgraph::sm90 {
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+using device::shared_address;
 
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

@@ -21,9 +21,6 @@ __device__ __forceinline__ int lane() {
 __device__ __forceinline__ int warp() {
     return thread() / lanes;
 }
-__device__ __forceinline__ uint32_t lanes_before() {
-    return (1U << lane()) - 1U;
-}
 
 /// Sum over the lanes before this one and itself.
 __device__ __forceinline__ uint32_t inclusive_warp_sum(uint32_t value) {

@@ -191,6 +191,9 @@ static void run_steps(void) {
     size_t bytes = 0;
     EXPECT_OK(stepgraph_create(&geometry, NULL, &pipeline));
     EXPECT_OK(stepgraph_workspace_bytes(pipeline, &bytes));
+    stepgraph_geometry filled;
+    filled.size = sizeof filled;
+    EXPECT_OK(stepgraph_get_geometry(pipeline, &filled));
 
     const int32_t seq_lens[requests] = {5, 7};
     const int32_t query_lens[requests] = {1, 2};
@@ -207,10 +210,10 @@ static void run_steps(void) {
     for (int i = 0; i < layers; ++i) {
         layer[i].size = sizeof layer[i];
         layer[i].iq = device_zeros(rows * heads * 128 * 2);
-        layer[i].projected = device_zeros(rows * (128 + heads) * 2);
+        layer[i].projected = device_zeros((size_t)(rows * filled.projected_columns) * 2);
         layer[i].k_norm_weight = device_zeros(128 * sizeof(float));
         layer[i].k_norm_bias = device_zeros(128 * sizeof(float));
-        layer[i].cache = device_zeros(pages * 8448);
+        layer[i].cache = device_zeros((size_t)(filled.pages * filled.page_stride_bytes));
         layer[i].indices = device_zeros(rows * top_k * sizeof(int32_t));
     }
     void* workspace = device_zeros(bytes);

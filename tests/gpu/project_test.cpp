@@ -95,6 +95,16 @@ protected:
     }
 };
 
+void project_and_compare(ProductCase& a, ProductCase& b, int rows) {
+    a.poison();
+    b.poison();
+    const ProjectArgs args{{a.product(), b.product()}, rows};
+    prepare_project_sm90(args);
+    project_sm90(args, {cudaStreamPerThread, true});
+    a.expect_right(rows);
+    b.expect_right(rows);
+}
+
 TEST_F(Project, IsWithinBf16RoundingOfTheExactProducts) {
     Random random = fresh_random();
     // Of K3, of GLM-5, small ones, columns that are no multiple of anything, and a depth that must be split for both.
@@ -110,13 +120,7 @@ TEST_F(Project, IsWithinBf16RoundingOfTheExactProducts) {
             SCOPED_TRACE(std::to_string(rows) + " rows of " + std::to_string(first.columns) + " x " +
                          std::to_string(first.depth) + " and " + std::to_string(second.columns) + " x " +
                          std::to_string(second.depth));
-            a.poison();
-            b.poison();
-            const ProjectArgs args{{a.product(), b.product()}, rows};
-            prepare_project_sm90(args);
-            project_sm90(args, {cudaStreamPerThread, true});
-            a.expect_right(rows);
-            b.expect_right(rows);
+            project_and_compare(a, b, rows);
             const auto out_a = a.out();
             const auto out_b = b.out();
             if (first_row_a.empty()) {
@@ -140,13 +144,7 @@ TEST_F(Project, SplitsDepthsOfEveryRemainder) {
         ProductCase a({24, chunks * 32}, random);
         ProductCase b({40, (chunks + 16) * 32}, random);
         for (const int rows : {1, 16, 32, 64, 65}) {
-            a.poison();
-            b.poison();
-            const ProjectArgs args{{a.product(), b.product()}, rows};
-            prepare_project_sm90(args);
-            project_sm90(args, {cudaStreamPerThread, true});
-            a.expect_right(rows);
-            b.expect_right(rows);
+            project_and_compare(a, b, rows);
         }
     }
 }
