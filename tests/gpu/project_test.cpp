@@ -154,6 +154,8 @@ TEST_F(Project, GivesARowTheSameBitsInEveryPlace) {
     ProductCase a({160, 7168}, random);
     ProductCase b({4096, 1536}, random);
     const ProjectArgs all{{a.product(), b.product()}, 256};
+    a.poison();
+    b.poison();
     prepare_project_sm90(all);
     project_sm90(all, {cudaStreamPerThread, true});
     const auto want_a = a.out();
