@@ -7,8 +7,9 @@
 
 namespace stepgraph::selecting {
 
-inline constexpr int threads = 512;  // of a block
-inline constexpr int lanes = 32;     // of a warp
+inline constexpr int log_threads = 9;
+inline constexpr int threads = 1 << log_threads;  // of a block
+inline constexpr int lanes = 32;                  // of a warp
 inline constexpr int warps = threads / lanes;
 inline constexpr unsigned whole_warp = 0xFFFFFFFFU;
 

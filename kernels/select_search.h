@@ -140,43 +140,49 @@ __device__ __forceinline__ void find_bin_in_cluster(int which, int round, uint32
     __syncthreads();  // the bin is found
 }
 
-/// How many times a thread's four keys the sample of a row of `end` keys is: as many for every 2^17 keys or part of them, up
-/// to a million. Between the borders of a guess then lie fewer keys than can be exchanged, if the row is like most.
-__host__ __device__ constexpr int sample_times(int end) {
-    int times = 1;
-    while (times < 8 && end > times << 17) {
-        times *= 2;
+/// How many vectors of four keys a thread has of the sample of a row of `end` keys: one for every 2^16 keys or part of them,
+/// up to a million. Between the borders of a guess then lie fewer keys than can be exchanged, if the row is like most.
+__host__ __device__ constexpr int log_sample_vectors(int end) {
+    int log = 0;
+    while (log < 4 && end > 1 << (16 + log)) {
+        ++log;
     }
-    return times;
+    return log;
 }
 
 /// Some keys of a row for each thread, in vectors of four that are spread evenly over it; the same in all blocks of the row.
 class Sample {
 public:
-    /// Asks for the first four; rows of 2048 keys or more.
+    /// Asks for the first two vectors; rows of 2048 keys or more.
     __device__ __forceinline__ Sample(const RowMemory& row, int end)
         : first_(reinterpret_cast<const float4*>(row.aligned) + (row.skew != 0 ? 1 : 0)),
           row_vectors_((row.skew + end) / vector_keys - (row.skew != 0 ? 1 : 0)),
-          times_(sample_times(end)),
-          logits_(vector(0)) {}
+          log_vectors_(log_sample_vectors(end)),
+          first_vector_(vector(0)) {
+        if (log_vectors_ > 0) {
+            second_vector_ = vector(1);
+        }
+    }
 
-    [[nodiscard]] __device__ __forceinline__ int n() const { return vector_keys * threads * times_; }
+    [[nodiscard]] __device__ __forceinline__ int n() const { return vector_keys * threads << log_vectors_; }
 
-    /// Visits this thread's keys: the first four at once, others from memory.
+    /// Visits this thread's keys: the first two vectors' at once, others from memory.
     template <typename Visit>
     __device__ __forceinline__ void each(Visit visit) const {
-        visit_four(logits_, visit);
+        visit_four(first_vector_, visit);
+        if (log_vectors_ > 0) {
+            visit_four(second_vector_, visit);
 #pragma unroll 1
-        for (int i = 1; i < times_; ++i) {
-            visit_four(vector(i), visit);
+            for (int i = 2; i < 1 << log_vectors_; ++i) {
+                visit_four(vector(i), visit);
+            }
         }
     }
 
 private:
     [[nodiscard]] __device__ __forceinline__ float4 vector(int i) const {
-        const auto which = static_cast<uint64_t>(thread() * times_ + i) * static_cast<unsigned>(row_vectors_) /
-                           static_cast<unsigned>(threads * times_);
-        return __ldcg(first_ + which);
+        const auto sample = static_cast<uint64_t>((thread() << log_vectors_) + i);
+        return __ldcg(first_ + (sample * static_cast<unsigned>(row_vectors_) >> (log_threads + log_vectors_)));
     }
     template <typename Visit>
     __device__ __forceinline__ static void visit_four(const float4& four, Visit visit) {
@@ -188,8 +194,9 @@ private:
 
     const float4* first_;
     int row_vectors_;
-    int times_;
-    float4 logits_;
+    int log_vectors_;
+    float4 first_vector_;
+    float4 second_vector_{};
 };
 
 /// Least and largest of all threads' values. All threads of the block; one barrier.
@@ -217,10 +224,10 @@ struct Guess {
 
 /// The same guess in all blocks of the row. All threads of the block. Leaves histogram[0] used.
 __device__ __forceinline__ Guess guess_from(const Sample& sample, int end, int top_k) {
-    // The K-th of the row is about the expected-th of the sample. Three and a half standard deviations to either side, and
-    // some more where few are expected: a wrong guess costs time alone.
+    // The K-th of the row is about the expected-th of the sample. Four standard deviations to either side, and some more
+    // where few are expected: a wrong guess costs time alone.
     const float expected = __fdividef(static_cast<float>(sample.n()) * static_cast<float>(top_k), static_cast<float>(end));
-    const float deviation = __fmaf_rn(3.5F * expected, rsqrtf(expected), 3.0F);  // the same bits wherever it stands
+    const float deviation = __fmaf_rn(4.0F * expected, rsqrtf(expected), 3.0F);  // the same bits wherever it stands
     const auto low_rank = static_cast<uint32_t>(expected + deviation);
     const auto high_rank = static_cast<uint32_t>(max(expected - deviation, 0.0F));
 

@@ -253,7 +253,7 @@ stepgraph_options to_c(const Options& o) {
     return {.size = sizeof(stepgraph_options),
             .programmatic_edges = o.programmatic_edges ? 1 : 0,
             .portable_scorer = o.portable_scorer ? 1 : 0,
-            .cluster_select = o.cluster_select ? 1 : 0,
+            .portable_select = o.portable_select ? 1 : 0,
             .tile_rows = o.tile_rows};
 }
 
@@ -272,7 +272,7 @@ Options from_c(const stepgraph_options* given) {
     const auto o = with_defaults(given, to_c(Options{}));
     return {.programmatic_edges = to_bool(o.programmatic_edges, "programmatic_edges"),
             .portable_scorer = to_bool(o.portable_scorer, "portable_scorer"),
-            .cluster_select = to_bool(o.cluster_select, "cluster_select"),
+            .portable_select = to_bool(o.portable_select, "portable_select"),
             .tile_rows = o.tile_rows};
 }
 

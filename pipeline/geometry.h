@@ -49,9 +49,9 @@ struct Options {
     /// portable one). It is bit-equal to the reference, and a second opinion; the faster one's logits lie within 2e-3 of a
     /// row's largest of it.
     bool portable_scorer = false;
-    /// Select with clusters of blocks that read each logit once, on Hopper; the results are the same bits. Off, one block
-    /// selects from each row and reads its logits up to five times.
-    bool cluster_select = false;
+    /// Select with the kernel that runs everywhere, one block a row that reads its logits up to five times, also on Hopper,
+    /// where clusters of blocks read each logit once. The results are the same bits.
+    bool portable_select = false;
     /// Query rows that share one tile of logits; 0: default_tile_rows() of the geometry. Bounds the workspace, not the
     /// result.
     int tile_rows = 0;

@@ -67,7 +67,7 @@ struct Pipeline::Bound {
     int unscored_bound;  // rows with ends <= this need no logits
     int score_blocks;    // of the scorer in use
     bool portable_scorer;
-    bool cluster_select;
+    bool portable_select;
     // By cuBLASLt, for buckets of every size; empty: by Hopper's kernel, likewise, or by the engine. A row's bits are the
     // same in each bucket.
     std::optional<Product> query_product;
@@ -300,10 +300,10 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
                                  .padded_logits = layer.logits != nullptr ? logits : nullptr,
                                  .width = width,
                                  .last_of_layer = tile_begin + rows_of_tile == rows};
-    if (cluster_select) {
-        select_sm90(select_args, on(stream));
-    } else {
+    if (portable_select) {
         select(select_args, on(stream));
+    } else {
+        select_sm90(select_args, on(stream));
     }
 }
 
@@ -387,7 +387,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
                                                .unscored_bound = all_logits ? 0 : geometry.top_k,
                                                .score_blocks = stepgraph::score_blocks(geometry.heads),
                                                .portable_scorer = true,
-                                               .cluster_select = parts_->options.cluster_select && can_select_sm90(),
+                                               .portable_select = parts_->options.portable_select || !can_select_sm90(),
                                                .query_product = std::nullopt,
                                                .packed_product = std::nullopt,
                                                .graphs = {}});
@@ -395,7 +395,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
     prepare_index_inputs();
     prepare_score();
     prepare_select();
-    if (bound->cluster_select) {
+    if (!bound->portable_select) {
         prepare_select_sm90();
     }
     bound->portable_scorer =

@@ -89,7 +89,7 @@ typedef struct stepgraph_options {
     size_t size;
     int32_t programmatic_edges;
     int32_t portable_scorer;
-    int32_t cluster_select;
+    int32_t portable_select;
     int32_t tile_rows;
 } stepgraph_options;
 

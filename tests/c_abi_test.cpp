@@ -22,7 +22,7 @@ static_assert(offsetof(stepgraph_geometry, dcp_interleave) == 96 && offsetof(ste
 
 static_assert(sizeof(stepgraph_options) == 24);
 static_assert(offsetof(stepgraph_options, programmatic_edges) == 8 && offsetof(stepgraph_options, portable_scorer) == 12);
-static_assert(offsetof(stepgraph_options, cluster_select) == 16 && offsetof(stepgraph_options, tile_rows) == 20);
+static_assert(offsetof(stepgraph_options, portable_select) == 16 && offsetof(stepgraph_options, tile_rows) == 20);
 
 static_assert(sizeof(stepgraph_step_buffers) == 48);
 static_assert(offsetof(stepgraph_step_buffers, seq_lens) == 8 && offsetof(stepgraph_step_buffers, query_lens) == 16);

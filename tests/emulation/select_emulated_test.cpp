@@ -191,7 +191,7 @@ private:
         if (vector < 0 || vector >= vectors) {
             return false;
         }
-        const int64_t samples = int64_t{selecting::threads} * selecting::sample_times(case_.end);
+        const int64_t samples = int64_t{selecting::threads} << selecting::log_sample_vectors(case_.end);
         const int64_t sample = (vector * samples + vectors - 1) / vectors;
         return sample < samples && sample * vectors / samples == vector;
     }
@@ -208,15 +208,22 @@ Case draw_case(Random& random) {
     drawn.top_k = below(3) != 0 ? often[static_cast<size_t>(below(11))] : 1 + below(4096);
     drawn.blocks = 1 << below(5);
     drawn.skew = below(4);
-    switch (below(5)) {
+    switch (below(12)) {
     case 0:
+    case 1:
         drawn.end = drawn.top_k + 1 + below(3);
         break;
-    case 1:  // about the length up to which a block holds its keys
+    case 2:
+    case 3:  // about the length up to which a block holds its keys
         drawn.end = drawn.blocks * 8192 + below(600) - 300;
         break;
-    case 2:  // about the length from which on a block more works
+    case 4:
+    case 5:  // about the length from which on a block more works
         drawn.end = drawn.blocks * 4096 + below(600) - 300;
+        break;
+    case 6:  // about the places of a bitmap of winners
+        drawn.blocks = 1;
+        drawn.end = (1 + below(2)) * (1 << 17) + below(600) - 300;
         break;
     default:
         drawn.end = drawn.top_k + 1 + below(20000 * drawn.blocks);

@@ -48,10 +48,10 @@ std::vector<Element> read(const Element* device, size_t n) {
 }  // namespace
 
 Options with_kernels_of_this_run(Options options) {
-    const char* scorer = std::getenv("STEPGRAPH_TEST_SCORER");
-    options.portable_scorer = options.portable_scorer || (scorer != nullptr && std::string(scorer) == "portable");
-    const char* select = std::getenv("STEPGRAPH_TEST_SELECT");
-    options.cluster_select = options.cluster_select || (select != nullptr && std::string(select) == "cluster");
+    const char* kernels = std::getenv("STEPGRAPH_TEST_KERNELS");
+    const bool portable = kernels != nullptr && std::string(kernels) == "portable";
+    options.portable_scorer = options.portable_scorer || portable;
+    options.portable_select = options.portable_select || portable;
     return options;
 }
 
