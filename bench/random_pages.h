@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -25,6 +26,11 @@ inline std::vector<uint8_t> random_e4m3(size_t n) {
     return codes;
 }
 
+/// A UE8M0 scale near 1.
+inline uint8_t random_scale_byte() {
+    return static_cast<uint8_t>(126 + random_bits()() % 3);
+}
+
 /// Pages of `fp8` with normal keys, or of an MXFP4 format with any codes; scales a few powers of two.
 inline std::vector<uint8_t> random_pages(CacheFormat format, int64_t pages) {
     const int bytes = page_bytes(format);
@@ -36,10 +42,13 @@ inline std::vector<uint8_t> random_pages(CacheFormat format, int64_t pages) {
     }
     for (int64_t page = 0; page < pages; ++page) {
         for (int token = 0; token < page_tokens; ++token) {
-            uint8_t* scale = all.data() + page * bytes + scale_offset(format, token, 0);
-            const uint32_t word =
-                is_mxfp4(format) ? 0x7F7E7F80U : bits_of(std::ldexp(1.0F, -6 - static_cast<int>(random_bits()() % 3)));
-            std::copy_n(reinterpret_cast<const uint8_t*>(&word), 4, scale);
+            for (int block = 0; block < 4 && is_mxfp4(format); ++block) {
+                all[static_cast<size_t>(page * bytes + scale_offset(format, token, block))] = random_scale_byte();
+            }
+            if (!is_mxfp4(format)) {
+                const float scale = std::ldexp(1.0F, -6 - static_cast<int>(random_bits()() % 3));
+                std::memcpy(all.data() + page * bytes + scale_offset(format, token, 0), &scale, sizeof scale);
+            }
         }
     }
     return all;

@@ -104,7 +104,7 @@ public:
         drawn_ = DeviceBuffer<int32_t>(std::vector<int32_t>(1));
         prepare_schedule();
         prepare_score();
-        prepare_score_sm90(cell.heads);
+        prepare_score_sm90(CacheFormat::fp8, cell.heads);
         make_schedule();
         check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the schedule");
         const auto slice = static_cast<size_t>(cell.pages()) * page_bytes_fp8;

@@ -1,6 +1,7 @@
 #include "index_inputs.h"
 
 #include <stepgraph/layouts/query_row.h>
+#include <stepgraph/layouts/widened_mxfp4.h>
 
 namespace stepgraph {
 namespace {
@@ -57,6 +58,33 @@ __device__ uint32_t mxfp4_of_lane(const float (&x)[lane_columns], uint8_t* scale
     return word;
 }
 
+/// Writes the widened numbers of one head, `codes` a lane's eight E2M1 codes and `scale` their UE8M0 byte, and its weight.
+__device__ void widen_head(const IndexInputsArgs& args, int64_t head, int lane, uint32_t codes, uint8_t scale,
+                           float weight) {
+    // Any scale fits zeros.
+    const int nonzero_scale = (codes & 0x77777777U) != 0 ? scale : 0;
+    int largest = nonzero_scale;
+    for (int distance = 8; distance > 0; distance /= 2) {
+        largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, distance));
+    }
+    largest = largest == 0 ? 127 : largest;
+    int difference = nonzero_scale == 0 ? 0 : largest - scale;
+    int lost = difference > most_widened_difference || largest < least_widened_scale || largest > most_widened_scale ? 1 : 0;
+    for (int distance = 8; distance > 0; distance /= 2) {
+        lost |= __shfl_xor_sync(0xFFFFFFFFU, lost, distance);
+    }
+    difference = lost != 0 ? 0 : difference;
+    uint32_t words[2] = {};
+    for (int i = 0; i < lane_columns; ++i) {
+        const uint32_t code = widened(static_cast<uint8_t>(codes >> (i * 4)), static_cast<uint32_t>(difference));
+        words[i / 4] |= code << (i % 4 * 8);
+    }
+    *reinterpret_cast<uint2*>(args.widened_query + head * head_dim + lane * lane_columns) = make_uint2(words[0], words[1]);
+    if (lane == 0) {
+        args.widened_weights[head] = lost != 0 ? NAN : mul_rn(weight, widened_scale(largest));
+    }
+}
+
 __device__ void quantise_query(const IndexInputsArgs& args, int64_t row, int head, int lane) {
     const int column = lane * lane_columns;
     const uint4 packed = *reinterpret_cast<const uint4*>(args.iq + (row * args.heads + head) * head_dim + column);
@@ -71,11 +99,15 @@ __device__ void quantise_query(const IndexInputsArgs& args, int64_t row, int hea
     uint8_t* payload = args.query + query_payload_offset(args.format, args.heads, row, head, column);
     if (is_mxfp4(args.format)) {
         uint8_t scale;
-        *reinterpret_cast<uint32_t*>(payload) = mxfp4_of_lane(x, &scale);
+        const uint32_t codes = mxfp4_of_lane(x, &scale);
+        *reinterpret_cast<uint32_t*>(payload) = codes;
         if (lane % block_lanes == 0) {
             args.query[query_scale_offset(args.format, args.heads, args.max_rows, row, head, lane / block_lanes)] = scale;
         }
         weight = round_to_bf16(mul_rn(weight, factor));
+        if (args.widened_query != nullptr) {
+            widen_head(args, row * args.heads + head, lane, codes, scale, weight);
+        }
     } else {
         int exponent;
         *reinterpret_cast<uint2*>(payload) = fp8_of_lane(x, &exponent);

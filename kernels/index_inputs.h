@@ -34,6 +34,10 @@ struct IndexInputsArgs {
 
     uint8_t* query;       // query_bytes() of max_rows, see query_row.h
     float* head_weights;  // [max_rows, heads]; rounded to BF16 except for CacheFormat::fp8
+    // The same of an MXFP4 query for the Hopper scorer, see widened_mxfp4.h; null where that is not in use. A head whose
+    // scales lie too far apart, or too far from 1, gets the weight NaN: the scorer then does without.
+    uint8_t* widened_query;  // [max_rows, heads, 128] E4M3, 8-byte aligned
+    float* widened_weights;  // [max_rows, heads]
     StepStatus* status;
 };
 

@@ -21,7 +21,10 @@ struct ScoreArgs {
     int schedule_tile_rows;     // of every tile but the last, as in the schedule
     const uint8_t* query;       // query_bytes() of max_rows, see query_row.h
     const float* head_weights;  // [max_rows, heads]
-    const uint8_t* cache;       // [pages] of page_stride_bytes, 4-byte aligned
+    // Of MXFP4 pages, for the Hopper scorer, see index_inputs.h:
+    const uint8_t* widened_query;
+    const float* widened_weights;
+    const uint8_t* cache;  // [pages] of page_stride_bytes, 4-byte aligned
     int64_t pages;
     int64_t page_stride_bytes;
     const int32_t* block_table;  // [max_requests, columns]; entries from ceil(ends / 64) on are not read

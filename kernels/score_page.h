@@ -1,22 +1,19 @@
-// Scoring one page of FP8 keys on Hopper, by one warpgroup.
+// Scoring one page of keys on Hopper, by one warpgroup.
 #pragma once
 
 #include <cuda_fp8.h>
 
+#include <stepgraph/layouts/query_row.h>
+
 #include "matrix_units.h"
-#include "score_ring.h"
+#include "score_keys.h"
 #include "score_sm90.h"
 
 namespace stepgraph::sm90 {
 
-constexpr int steps = head_dim / 32;  // of a product
-
-// A dot product does not mind the order of its columns. Here thread t of the four that share a key has the key's bytes
-// [32*t, 32*t + 32), two reads of 16, and in product step s gives the matrix units words 2*s and 2*s + 1 of them for columns
-// 4*t and 16 + 4*t of the step.
-
 /// Where word `word` of a query row's bytes [32*t, 32*t + 32) stands in row `column` of the swizzled query.
-__device__ __forceinline__ uint8_t* query_word(Shared& shared, int column, int t, int word) {
+template <typename Page>
+__device__ __forceinline__ uint8_t* query_word(Shared<Page>& shared, int column, int t, int word) {
     return shared.query[column] + (word ^ (column % 8)) * 16 + t * 4;
 }
 
@@ -61,24 +58,51 @@ struct Sums {
     }
 };
 
+/// Scores a warp's sixteen keys, from `token` of a page on, for rows of which MXFP4 numbers could not be widened, or with
+/// keys of which they could not: as the portable scorer does, a lane a key, in no hurry.
+template <int heads>
+__device__ __noinline__ void score_by_columns(const ScoreArgs& args, const uint8_t* page, int token, int position,
+                                              int first_row, int rows, const int32_t* ends) {
+    token += static_cast<int>(threadIdx.x) % 32;
+    position += static_cast<int>(threadIdx.x) % 32;
+    for (int i = 0; i < rows; ++i) {
+        const int row = first_row + i;
+        if (threadIdx.x % 32 >= 16 || ends[i] <= args.unscored_bound || position >= ends[i]) {
+            continue;
+        }
+        float sum = 0.0F;
+        for (int head = 0; head < heads; ++head) {
+            float dot = 0.0F;
+            for (int column = 0; column < head_dim; ++column) {
+                const float query = query_value(args.format, args.query, heads, args.max_rows, row, head, column);
+                dot = add_rn(dot, mul_rn(query, key_value(args.format, page, token, column)));
+            }
+            sum = add_rn(sum, mul_rn(args.head_weights[int64_t{row} * heads + head], relu(dot)));
+        }
+        args.logits[int64_t{row - args.tile_begin} * args.logits_stride + position] = sum;
+    }
+}
+
 /// Scores pages in the registers of a warpgroup, for the rows of a piece, which stand in shared memory from column `slot`
 /// on.
-template <int heads>
+template <int heads, typename Keys>
 class PageScorer {
 public:
-    __device__ PageScorer(const ScoreArgs& args, Shared& shared)
-        : args_(args), shared_(shared), policy_(evict_last()), least_keys_(max(args.unscored_bound, score_sm90_exact_keys)) {
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        const int token = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-        keys_offset_ = static_cast<uint32_t>(token * head_dim + lane % 4 * 32);
-        mine_ = static_cast<uint32_t>(lane % 2 * 8 + token);
-        // Computed here, and not again for every page.
-        pin(keys_offset_);
-        pin(mine_);
+    using Page = typename Keys::Page;
+
+    __device__ PageScorer(const ScoreArgs& args, Shared<Page>& shared)
+        : args_(args),
+          shared_(shared),
+          policy_(evict_last()),
+          least_keys_(max(args.unscored_bound, score_sm90_exact_keys)),
+          mine_(static_cast<uint32_t>(own_token())),
+          keys_(args.format) {
+        pin(mine_);  // computed here, and not again for every page
     }
 
     __device__ void take(const ScorePiece& piece, int slot) {
         slot_ = slot;
+        first_row_ = piece.first_row;
         rows_ = piece.rows;
         const int64_t row = piece.first_row - args_.tile_begin + (writes_second_row() ? 1 : 0);
         logits_ = args_.logits + row * args_.logits_stride + mine_;
@@ -88,28 +112,11 @@ public:
 
     /// Takes a page out of its stage.
     __device__ void load(int stage) {
-        const Page& page = shared_.pages[stage];
-        const uint8_t* keys = page.payload[0] + keys_offset_;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            // Lanes of neighbouring keys meet the same banks. To read their two chunks in opposite order would cost more.
-            const uint4 first = *reinterpret_cast<const uint4*>(keys + half * 8 * head_dim);
-            const uint4 second = *reinterpret_cast<const uint4*>(keys + half * 8 * head_dim + 16);
-            keys_[0][half] = first.x;
-            keys_[0][2 + half] = first.y;
-            keys_[1][half] = first.z;
-            keys_[1][2 + half] = first.w;
-            keys_[2][half] = second.x;
-            keys_[2][2 + half] = second.y;
-            keys_[3][half] = second.z;
-            keys_[3][2 + half] = second.w;
-        }
-        const uint32_t scale = page.scales[mine_];
-        scale_ = args_.format == CacheFormat::fp8 ? float_of(scale) : ue8m0_scale(static_cast<uint8_t>(scale));
+        keys_.load(shared_.pages[stage], args_.format);
         valid_ = shared_.valid[stage];
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            barrier_arrive(&shared_.page_taken[stage]);  // all is in registers
+        stage_ = stage;
+        if (Keys::are_copied) {
+            release();
         }
     }
 
@@ -117,24 +124,31 @@ public:
     __device__ void score(int first_position) {
         position_ = first_position + static_cast<int>(mine_);
         out_ = logits_ + first_position;
-        if (!valid_) {
+        if (valid_) {
+            score_rows();
+            if (ends()[0] <= score_sm90_exact_keys) {  // a request's bounds ascend with its rows
+                score_exactly();
+            }
+        } else {
             write_invalid();
-            return;
         }
-        score_rows();
-        if (ends()[0] <= score_sm90_exact_keys) {  // a request's bounds ascend with its rows
-            score_exactly();
+        if (!Keys::are_copied) {
+            release();
         }
     }
 
 private:
-    [[nodiscard]] __device__ static bool writes_second_row() {
-        return threadIdx.x % 4 >= 2;
+    /// Lets the stage have its next page.
+    __device__ void release() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(&shared_.page_taken[stage_]);
+        }
     }
 
-    [[nodiscard]] __device__ const int32_t* ends() const {
-        return shared_.ends + slot_ / heads;
-    }
+    [[nodiscard]] __device__ static bool writes_second_row() { return threadIdx.x % 4 >= 2; }
+
+    [[nodiscard]] __device__ const int32_t* ends() const { return shared_.ends + slot_ / heads; }
 
     /// The weights of four of this thread's heads of row `row`.
     [[nodiscard]] __device__ float4 weights(int row, int four) const {
@@ -192,7 +206,7 @@ private:
             leave_undefined(product);
         }
 #pragma unroll
-        for (auto& step : keys_) {
+        for (auto& step : keys_.operands.codes) {
 #pragma unroll
             for (auto& word : step) {
                 pin(word);
@@ -202,7 +216,7 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
-            wgmma_e4m3<rows * heads>(products, keys_[step], query + step * 2, step);
+            wgmma_e4m3<rows * heads>(products, keys_.operands.codes[step], query + step * 2, step);
         }
         wgmma_commit();
     }
@@ -230,7 +244,9 @@ private:
             }
             sums[i] = row_sums.pair_sum();
         }
-        write<(rows > 1)>(to, sums[0], sums[rows - 1], end > least_keys_ && position_ < end);
+        if (write<(rows > 1)>(to, sums[0], sums[rows - 1], end > least_keys_ && position_ < end)) {
+            score_again(row, rows);
+        }
     }
 
     /// Scores the rows of few keys, by products that are exact but for the order of their sums.
@@ -240,7 +256,7 @@ private:
         for (int i = 0; i < steps * 2; ++i) {
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                keys[i][k] = halves(keys_[i / 2][k] >> i % 2 * 16 & 0xFFFFU);
+                keys[i][k] = halves(keys_.operands.codes[i / 2][k] >> i % 2 * 16 & 0xFFFFU);
             }
         }
 #pragma unroll 1
@@ -262,35 +278,48 @@ private:
             }
             const float sum = sums.pair_sum();
             const bool wanted = ends()[row] > args_.unscored_bound && position_ < ends()[row];
-            write<false>(out_ + row * args_.logits_stride, sum, sum, wanted);
+            if (write<false>(out_ + row * args_.logits_stride, sum, sum, wanted)) {
+                score_again(row, 1);
+            }
         }
+    }
+
+    /// Scores the warp's keys anew for `rows` rows, from `row` of the piece on.
+    __device__ void score_again(int row, int rows) {
+        const int warp_token = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+        score_by_columns<heads>(args_, shared_.pages[stage_].data, warp_token,
+                                position_ - static_cast<int>(mine_) + warp_token, first_row_ + row, rows, ends() + row);
     }
 
     /// Adds up the two pairs of threads that share keys, the lower pair for row `row`, the upper for the next one if there
-    /// are two, and writes the logit if it is wanted.
+    /// are two, and writes the logit if it is wanted. Whether the warp has to score anew by columns.
     template <bool two>
-    __device__ void write(float* to, float sum, float next_sum, bool wanted) {
+    __device__ bool write(float* to, float sum, float next_sum, bool wanted) {
         const bool upper = writes_second_row();
         const float total = (upper ? next_sum : sum) + __shfl_xor_sync(0xFFFFFFFFU, upper ? sum : next_sum, 2);
-        if (wanted && (two || !upper)) {
-            store(to, total * scale_, policy_);
+        const float logit = total * keys_.scale;
+        wanted = wanted && (two || !upper);
+        const bool again = !Keys::are_copied && __any_sync(0xFFFFFFFFU, wanted && isnan(logit)) != 0;
+        if (wanted && !again) {
+            store(to, logit, policy_);
         }
+        return again;
     }
 
     const ScoreArgs& args_;
-    Shared& shared_;
+    Shared<Page>& shared_;
     uint64_t policy_;
     int least_keys_;
-    uint32_t keys_offset_;  // of this thread's keys in a page
-    uint32_t mine_;         // the key of a page whose logits this thread writes
+    uint32_t mine_;  // the key of a page whose logits this thread writes
     // Of the piece:
     int slot_;
+    int first_row_;
     int rows_;
     uint32_t query_;  // the low word of its descriptor
     float* logits_;   // of key mine_ of the first row, or, for the threads that write every other row, of the second
     // Of the page:
-    uint32_t keys_[steps][4];
-    float scale_;  // of key mine_
+    Keys keys_;
+    int stage_;
     bool valid_;
     int position_;  // of key mine_
     float* out_;    // its logit, as logits_

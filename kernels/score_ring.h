@@ -21,29 +21,36 @@ constexpr int threads = consumer_threads + 128;
 constexpr int consumer_registers = 144;
 constexpr int producer_registers = 80;
 static_assert(consumers * consumer_registers + producer_registers <= 65536 / 128);
-constexpr int stages = 12;
-// A stage always serves the same warpgroup. If not, one could come back to a stage a whole round ahead of another, when
-// pages arrive out of order, and take the end of an older phase for that of its own.
-static_assert(stages % consumers == 0);
 constexpr int queued_pieces = 4;
 // Pages of a piece, beside its first, that are asked for before the next piece is pushed, where that still has to be read:
 // one that is drawn, or a share's third and later ones. Consumers take it before they begin with this one: the ring must
 // hold these pages without them.
 constexpr int pages_before_next = 8;
-static_assert(pages_before_next + 1 <= stages);  // and the first page
 
 constexpr int row_columns = 256;  // of a product: heads times the rows that share a reading of the keys
 constexpr int row_slots = 2;      // the rows of the next piece come while these are read, where both fit
 
-struct Page {
-    uint8_t payload[page_tokens][head_dim];
-    uint32_t scales[page_tokens];
+/// A page in a stage, `bytes` long: of FP8 keys or of MXFP4 ones, of either layout.
+template <int bytes>
+struct alignas(16) Page {
+    // A stage always serves the same warpgroup. If not, one could come back to a stage a whole round ahead of another, when
+    // pages arrive out of order, and take the end of an older phase for that of its own.
+    static constexpr int stages = bytes == page_bytes(CacheFormat::fp8) ? 12 : 24;
+    static_assert(stages % consumers == 0);
+    static_assert(pages_before_next + 1 <= stages);  // and the first page
+
+    uint8_t data[bytes];
 };
-static_assert(sizeof(Page) == page_bytes(CacheFormat::fp8) &&
-              offsetof(Page, scales) == scale_offset(CacheFormat::fp8, 0, 0));
+using Fp8Page = Page<page_bytes(CacheFormat::fp8)>;
+using Mxfp4Page = Page<page_bytes(CacheFormat::mxfp4)>;
+static_assert(sizeof(Fp8Page) == page_bytes(CacheFormat::fp8_mx) &&
+              sizeof(Mxfp4Page) == page_bytes(CacheFormat::mxfp4_rowgroup));
 
 /// The matrix units' swizzle wants the query at a multiple of 1024.
+template <typename Page>
 struct alignas(1024) Shared {
+    static constexpr int stages = Page::stages;
+
     uint8_t query[row_columns][head_dim];  // E4M3, swizzled, a row's bytes in the order that query_word() tells
     Page pages[stages];
     float weights[row_columns];
@@ -55,17 +62,20 @@ struct alignas(1024) Shared {
     uint64_t piece_taken[queued_pieces];
     bool valid[stages];  // whether the stage holds a page, and not an invalid block
 };
-constexpr size_t shared_bytes = sizeof(Shared) + 1024;  // the base is aligned to 16 only
+template <typename Page>
+constexpr size_t shared_bytes = sizeof(Shared<Page>) + 1024;  // the base is aligned to 16 only
 
-__device__ __forceinline__ Shared& align_shared(uint8_t* memory) {
+template <typename Page>
+__device__ __forceinline__ Shared<Page>& align_shared(uint8_t* memory) {
     uint32_t base = (shared_address(memory) + 1023) / 1024 * 1024;
     pin(base);  // kept in a register, and not computed again for every access
-    return *static_cast<Shared*>(__cvta_shared_to_generic(base));
+    return *static_cast<Shared<Page>*>(__cvta_shared_to_generic(base));
 }
 
 /// By one thread, before any other touches a barrier.
-__device__ __forceinline__ void init_barriers(Shared& shared) {
-    for (int i = 0; i < stages; ++i) {
+template <typename Page>
+__device__ __forceinline__ void init_barriers(Shared<Page>& shared) {
+    for (int i = 0; i < Page::stages; ++i) {
         barrier_init(&shared.page_there[i], 1);
         barrier_init(&shared.page_taken[i], 4);  // the warps of a warpgroup
     }
@@ -101,9 +111,10 @@ struct Place {
 /// A page comes every 450 cycles, and a load takes microseconds where memory is saturated. So tickets, pieces and block
 /// table entries are on their way long before they are used, and what asking for a page needs is made for 32 pages at a
 /// time, one in each lane.
+template <typename Page>
 class Producer {
 public:
-    __device__ Producer(const ScoreArgs& args, Shared& shared)
+    __device__ Producer(const ScoreArgs& args, Shared<Page>& shared)
         : args_(args), shared_(shared), policy_(evict_first()), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
     __device__ void run() {
@@ -239,25 +250,26 @@ private:
     }
 
     const ScoreArgs& args_;
-    Shared& shared_;
+    Shared<Page>& shared_;
     uint64_t policy_;
     int lane_;
     int ticket_ = 0;       // of the next piece, in lane 0
     int blocks_ = 0;       // block table entry of the piece's page 1 + lane
     ScorePiece second_{};  // of the block
     int second_blocks_ = 0;
-    Place<stages> ring_;
+    Place<Page::stages> ring_;
     Place<queued_pieces> queue_;
     // What hold() made.
-    Place<stages> place_;
+    Place<Page::stages> place_;
     bool valid_ = false;
     const uint8_t* page_ = nullptr;
 };
 
 /// A consumer's end of the queue. Every warp takes every piece.
+template <typename Page>
 class PieceQueue {
 public:
-    __device__ explicit PieceQueue(Shared& shared) : shared_(shared) {}
+    __device__ explicit PieceQueue(Shared<Page>& shared) : shared_(shared) {}
 
     __device__ ScorePiece pop() {
         barrier_wait(&shared_.piece_there[place_.index], place_.parity);
@@ -271,7 +283,7 @@ public:
     }
 
 private:
-    Shared& shared_;
+    Shared<Page>& shared_;
     Place<queued_pieces> place_;
 };
 

@@ -14,10 +14,12 @@ namespace {
 using namespace sm90;
 
 /// The warps that score pages.
-template <int heads>
+template <int heads, typename Keys>
 class Consumer {
 public:
-    __device__ Consumer(const ScoreArgs& args, Shared& shared)
+    using Page = typename Keys::Page;
+
+    __device__ Consumer(const ScoreArgs& args, Shared<Page>& shared)
         // The shuffle tells the compiler that a warp's threads agree on whose turn it is.
         : args_(args),
           shared_(shared),
@@ -65,14 +67,16 @@ private:
     __device__ void copy_rows(const ScorePiece& piece, int slot) {
         const auto thread = static_cast<int>(threadIdx.x);
         const int columns = piece.rows * heads;
-        const uint8_t* query = args_.query + query_payload_offset(CacheFormat::fp8, heads, piece.first_row, 0, 0);
+        const uint8_t* all = Keys::are_copied ? args_.query : args_.widened_query;
+        const uint8_t* query = all + query_payload_offset(CacheFormat::fp8, heads, piece.first_row, 0, 0);
 #pragma unroll 1
         for (int column = thread / 32; column < columns; column += consumer_threads / 32) {
             copy_word(query_word(shared_, slot + column, thread % 32 / 8, thread % 8),
                       query + column * head_dim + thread % 32 * 4);
         }
         if (thread < columns) {
-            const float* weights = args_.head_weights + int64_t{piece.first_row} * heads;
+            const float* weights =
+                (Keys::are_copied ? args_.head_weights : args_.widened_weights) + int64_t{piece.first_row} * heads;
             copy_word(shared_.weights + slot + thread,
                       weights + thread / heads * heads + head_of_place<heads>(thread % heads));
         }
@@ -102,19 +106,20 @@ private:
     }
 
     const ScoreArgs& args_;
-    Shared& shared_;
-    PieceQueue queue_;
-    PageScorer<heads> page_;
+    Shared<Page>& shared_;
+    PieceQueue<Page> queue_;
+    PageScorer<heads, Keys> page_;
     int warpgroup_;
-    Place<stages> ring_;
+    Place<Page::stages> ring_;
     int turn_ = 0;  // whose a piece's first page is
 };
 
-template <int heads>
-__global__ void __launch_bounds__(threads, 1) score_sm90_kernel(const ScoreArgs args) {
+template <int heads, typename Keys>
+__global__ void __launch_bounds__(threads, 1) score_sm90_kernel(const __grid_constant__ ScoreArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ uint8_t shared_memory[];
-    Shared& shared = align_shared(shared_memory);
+    using Page = typename Keys::Page;
+    auto& shared = align_shared<Page>(shared_memory);
     if (threadIdx.x == 0) {
         init_barriers(shared);
     }
@@ -125,11 +130,11 @@ __global__ void __launch_bounds__(threads, 1) score_sm90_kernel(const ScoreArgs 
 
     if (threadIdx.x < consumer_threads) {
         take_registers<consumer_registers>();
-        Consumer<heads>(args, shared).run();
+        Consumer<heads, Keys>(args, shared).run();
     } else {
         leave_registers<producer_registers>();
         if (threadIdx.x < consumer_threads + 32) {
-            Producer(args, shared).run();
+            Producer<Page>(args, shared).run();
         }
     }
 #else
@@ -139,18 +144,29 @@ __global__ void __launch_bounds__(threads, 1) score_sm90_kernel(const ScoreArgs 
 
 using Kernel = void (*)(ScoreArgs);
 
-Kernel kernel_for(int heads) {
-    return heads == 16 ? score_sm90_kernel<16> : heads == 32 ? score_sm90_kernel<32> : score_sm90_kernel<64>;
+template <typename Keys>
+Kernel kernel_of(int heads) {
+    return heads == 16   ? score_sm90_kernel<16, Keys>
+           : heads == 32 ? score_sm90_kernel<32, Keys>
+                         : score_sm90_kernel<64, Keys>;
+}
+
+Kernel kernel_for(CacheFormat format, int heads) {
+    return is_mxfp4(format) ? kernel_of<Mxfp4Keys>(heads) : kernel_of<Fp8Keys>(heads);
+}
+
+size_t shared_bytes_for(CacheFormat format) {
+    return is_mxfp4(format) ? shared_bytes<Mxfp4Page> : shared_bytes<Fp8Page>;
 }
 
 }  // namespace
 
 bool can_score_sm90(CacheFormat format, const uint8_t* cache, int64_t page_stride_bytes) {
     cudaFuncAttributes attributes{};
-    check_cuda(cudaFuncGetAttributes(&attributes, kernel_for(32)), "score_sm90");
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel_for(format, 32)), "score_sm90");
     const bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
                         attribute_of_device(cudaDevAttrComputeCapabilityMinor) == 0 && attributes.ptxVersion >= 90;
-    return hopper && !is_mxfp4(format) && reinterpret_cast<uintptr_t>(cache) % 16 == 0 && page_stride_bytes % 16 == 0;
+    return hopper && reinterpret_cast<uintptr_t>(cache) % 16 == 0 && page_stride_bytes % 16 == 0;
 }
 
 int score_sm90_rows_a_pass(int heads) {
@@ -158,11 +174,12 @@ int score_sm90_rows_a_pass(int heads) {
 }
 
 void score_sm90(const ScoreArgs& args, int blocks, LaunchContext context) {
-    launch(kernel_for(args.heads), "score_sm90", context, static_cast<unsigned>(blocks), threads, shared_bytes, args);
+    launch(kernel_for(args.format, args.heads), "score_sm90", context, static_cast<unsigned>(blocks), threads,
+           shared_bytes_for(args.format), args);
 }
 
-void prepare_score_sm90(int heads) {
-    prepare_kernel(kernel_for(heads), "score_sm90", shared_bytes);
+void prepare_score_sm90(CacheFormat format, int heads) {
+    prepare_kernel(kernel_for(format, heads), "score_sm90", shared_bytes_for(format));
 }
 
 int score_sm90_blocks() {

@@ -1,11 +1,11 @@
-// Score on Hopper: FP8 pages by the bulk copy engine into a ring, products by the matrix units, sums in registers.
+// Score on Hopper: pages by the bulk copy engine into a ring, products by the matrix units, sums in registers.
 #pragma once
 
 #include "score.h"
 
 namespace stepgraph {
 
-/// Whether score_sm90() can read such pages here: a GPU of compute capability 9.0, kernels compiled for sm_90a, FP8 pages
+/// Whether score_sm90() can read such pages here: a GPU of compute capability 9.0, kernels compiled for sm_90a, pages
 /// whose base and stride are multiples of 16 bytes. Throws Error(cuda).
 bool can_score_sm90(CacheFormat format, const uint8_t* cache, int64_t page_stride_bytes);
 
@@ -18,10 +18,10 @@ int score_sm90_rows_a_pass(int heads);
 inline constexpr int score_sm90_exact_keys = 1024;
 
 /// Enqueues `blocks` blocks, those that schedule() made args.pieces for, with score_sm90_rows_a_pass(args.heads) rows a
-/// pass. can_score_sm90() holds and prepare_score_sm90(args.heads) was called. The logits of score() within 2e-3 of a row's
-/// largest, and the same bits for a row whatever the batch, the tile or the number of blocks. Throws Error.
+/// pass. can_score_sm90() holds and prepare_score_sm90(args.format, args.heads) was called. The logits of score() within
+/// 2e-3 of a row's largest, and the same bits for a row whatever the batch, the tile or the number of blocks. Throws Error.
 void score_sm90(const ScoreArgs& args, int blocks, LaunchContext context);
-void prepare_score_sm90(int heads);
+void prepare_score_sm90(CacheFormat format, int heads);
 
 /// Blocks that fill the current device. Throws Error.
 int score_sm90_blocks();

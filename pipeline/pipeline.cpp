@@ -244,6 +244,8 @@ void Pipeline::Bound::enqueue_index_inputs(const LayerBuffers& layer, int rows, 
                   .page_stride_bytes = geometry.page_stride_bytes,
                   .query = work.query,
                   .head_weights = work.head_weights,
+                  .widened_query = portable_scorer ? nullptr : work.widened_query,
+                  .widened_weights = portable_scorer ? nullptr : work.widened_weights,
                   .status = work.status},
                  on(stream));
 }
@@ -261,6 +263,8 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
                          .schedule_tile_rows = tile_rows,
                          .query = work.query,
                          .head_weights = work.head_weights,
+                         .widened_query = work.widened_query,
+                         .widened_weights = work.widened_weights,
                          .cache = layer.cache,
                          .pages = geometry.pages,
                          .page_stride_bytes = geometry.page_stride_bytes,
@@ -403,7 +407,7 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
             return can_score_sm90(geometry.cache_format, layer.cache, geometry.page_stride_bytes);
         });
     if (!bound->portable_scorer) {
-        prepare_score_sm90(geometry.heads);
+        prepare_score_sm90(geometry.cache_format, geometry.heads);
         bound->score_blocks = score_sm90_blocks();
     }
     if (std::any_of(layers.begin(), layers.end(), [](const LayerBuffers& layer) { return layer.iq == nullptr; })) {

@@ -52,6 +52,10 @@ WorkspaceParts lay_out_workspace(const Geometry& g, int tile_rows, void* base) {
     }
     parts.query = arena.take<uint8_t>(query_bytes(g.cache_format, g.heads, rows));
     parts.head_weights = arena.take<float>(rows * g.heads);
+    if (is_mxfp4(g.cache_format)) {
+        parts.widened_query = arena.take<uint8_t>(rows * g.heads * head_dim);
+        parts.widened_weights = arena.take<float>(rows * g.heads);
+    }
     parts.logits = arena.take<float>(tile_rows * g.width());
     parts.bytes = arena.used();
     return parts;

@@ -33,8 +33,11 @@ struct WorkspaceParts {
     void* product_workspace;   // null where the engine projects
     uint8_t* query;            // query_bytes() of max_rows
     float* head_weights;       // [max_rows, heads]
-    float* logits;             // [tile_rows, width]
-    size_t bytes;              // of the whole
+    // For the Hopper scorer of MXFP4 pages; null with other pages:
+    uint8_t* widened_query;  // [max_rows, heads, 128]
+    float* widened_weights;  // [max_rows, heads]
+    float* logits;           // [tile_rows, width]
+    size_t bytes;            // of the whole
 };
 
 /// Lays the parts out from `base` on; from null to learn the size. Needs no GPU.

@@ -23,8 +23,8 @@ protected:
 /// Whether the kernels were compiled for sm_90 or newer: those for older ones hold no wait and get no programmatic edges.
 bool compiled_with_programmatic_launch();
 
-/// The options with the kernels that this run of the tests is about: those that run everywhere where the environment variable
-/// STEPGRAPH_TEST_KERNELS is "portable".
+/// The options with the kernels that this run of the tests is about: those that run everywhere where the environment
+/// variable STEPGRAPH_TEST_KERNELS is "portable".
 Options with_kernels_of_this_run(Options options);
 
 /// Which outputs a test asks for; `logits` and `winner_logits` make every row scored.

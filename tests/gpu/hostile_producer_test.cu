@@ -8,6 +8,7 @@
 #include <stepgraph/kernels/index_inputs.h>
 #include <stepgraph/kernels/project_sm90.h>
 #include <stepgraph/kernels/reference/index_inputs.h>
+#include <stepgraph/kernels/reference/widen.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
@@ -194,9 +195,12 @@ TEST_F(HostileProducer, IsWaitedForByProject) {
     }
 }
 
-TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
+class HostileProducerOf : public HostileProducer, public testing::WithParamInterface<CacheFormat> {};
+INSTANTIATE_TEST_SUITE_P(Formats, HostileProducerOf, testing::Values(CacheFormat::fp8, CacheFormat::mxfp4));
+
+TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     Random random = fresh_random();
-    StepCase step = make_case({.max_rows = 4, .max_requests = 4, .columns = 4}, random);
+    StepCase step = make_case({.format = GetParam(), .max_rows = 4, .max_requests = 4, .columns = 4}, random);
     step.set_lengths(200, 1);
     const std::vector<uint8_t> old_cache = step.layers[0].cache;
     const Geometry& g = step.geometry;
@@ -212,6 +216,14 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
     LateInput projected(step.layers[0].projected);
     LateInput late_query(want.query);
     LateInput late_weights(want.head_weights);
+    std::vector<uint8_t> widened_query(static_cast<size_t>(4 * g.heads) * head_dim);
+    std::vector<float> widened_weights(want.head_weights.size());
+    if (is_mxfp4(g.cache_format)) {
+        reference::widen_query(g.cache_format, g.heads, 4, 4, want.query.data(), want.head_weights.data(),
+                               widened_query.data(), widened_weights.data());
+    }
+    LateInput late_widened_query(widened_query);
+    LateInput late_widened_weights(widened_weights);
     LateInput late_cache(new_cache);
     LateInput late_logits(want.logits);
     DeviceMemory prefix(4 * sizeof(int32_t), 16, false);
@@ -254,6 +266,8 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
                                    .page_stride_bytes = g.page_stride_bytes,
                                    .query = query.as<uint8_t>(),
                                    .head_weights = weights.as<float>(),
+                                   .widened_query = nullptr,
+                                   .widened_weights = nullptr,
                                    .status = status.as<StepStatus>()};
         check(
             {&starts, &slots, &iq, &projected},
@@ -310,6 +324,8 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
                              .schedule_tile_rows = 4,
                              .query = late_query.as<uint8_t>(),
                              .head_weights = late_weights.as<float>(),
+                             .widened_query = late_widened_query.as<uint8_t>(),
+                             .widened_weights = late_widened_weights.as<float>(),
                              .cache = late_cache.as<uint8_t>(),
                              .pages = g.pages,
                              .page_stride_bytes = g.page_stride_bytes,
@@ -338,16 +354,18 @@ TEST_F(HostileProducer, IsWaitedForByIndexInputsScoreAndSelect) {
 
         SCOPED_TRACE("score on Hopper");
         if (can_score_sm90(g.cache_format, late_cache.as<uint8_t>(), g.page_stride_bytes)) {
-            prepare_score_sm90(g.heads);
+            prepare_score_sm90(g.cache_format, g.heads);
             check(
-                {&late_query, &late_weights, &late_cache, &late_pieces},
+                {&late_query, &late_weights, &late_widened_query, &late_widened_weights, &late_cache, &late_pieces},
                 [&] { logits.upload(std::vector<float>(want.logits.size(), -std::numeric_limits<float>::infinity())); },
                 [&] {
                     score_sm90(args, 8, {cudaStreamPerThread, true});
                 },
                 [&] { score_sm90_without_wait(&args, 8, cudaStreamPerThread); },
                 [&] {
-                    return tools::check_logits(g, expected.layout.ends, want.logits, logits.download<float>(), 2e-3).empty();
+                    return tools::check_logits(g, expected.layout.ends, want.logits, logits.download<float>(),
+                                               tools::logit_tolerance(g.cache_format))
+                        .empty();
                 });
         }
     }
@@ -435,6 +453,8 @@ TEST_F(HostileProducer, AsASlowReaderSeesNothingThatTheNextKernelWrites) {
                                .page_stride_bytes = g.page_stride_bytes,
                                .query = query,
                                .head_weights = const_cast<float*>(state.head_weights),
+                               .widened_query = nullptr,
+                               .widened_weights = nullptr,
                                .status = status.as<StepStatus>()};
     const std::vector<uint8_t> poison(bytes, poison_byte);
     for (const bool waits : {true, false}) {

@@ -6,6 +6,7 @@
 
 #include <stepgraph/kernels/index_inputs.h>
 #include <stepgraph/kernels/project.h>
+#include <stepgraph/kernels/reference/widen.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/layouts/query_row.h>
 #include <stepgraph/layouts/tiles.h>
@@ -106,6 +107,88 @@ TEST_F(Stages, IndexInputsOfAnyBitPatternsAreTheReferences) {
             const bool whole = format == CacheFormat::mxfp4_rowgroup;
             expect_same_bits(query.data() + row * row_bytes, want.query.data() + row * row_bytes,
                              whole ? query.size() : used, "query");
+        }
+    }
+}
+
+TEST_F(Stages, IndexInputsWidenAnMxfp4QueryAsTheReferenceDoes) {
+    Random random = fresh_random();
+    prepare_index_inputs();
+    for (const CacheFormat format : {CacheFormat::mxfp4, CacheFormat::mxfp4_rowgroup}) {
+        for (const int heads : {16, 32, 64}) {
+            SCOPED_TRACE(std::to_string(static_cast<int>(format)) + ", heads " + std::to_string(heads));
+            constexpr int rows = 40;
+            const auto all_heads = static_cast<size_t>(rows * heads);
+            std::vector<__nv_bfloat16> iq = wild_bf16(all_heads * head_dim, random);
+            std::normal_distribution<float> normal;
+            for (size_t i = 0; i < iq.size(); ++i) {
+                const size_t head = i / head_dim;
+                if (head % 4 != 0) {  // usual ones; blocks of zeros; blocks far apart, about as far as can be widened
+                    const int exponent = head % 4 == 3 ? -static_cast<int>(i / mxfp4_block % 4 * (2 + head / 4 % 4)) : 0;
+                    const bool zero = head % 4 == 2 && (head / 4 >> i / mxfp4_block % 4 & 1U) != 0;
+                    iq[i] = bf16_from_float(zero ? 0.0F : std::ldexp(normal(random), exponent));
+                }
+            }
+            std::vector<__nv_bfloat16> projected(static_cast<size_t>(rows * (head_dim + heads)));
+            std::generate(projected.begin(), projected.end(), [&] { return bf16_from_float(normal(random)); });
+            const auto uploaded = [](const auto& values) {
+                DeviceMemory memory(values.size() * sizeof values[0], 16, true);
+                memory.upload(values);
+                return memory;
+            };
+            const DeviceMemory device_starts = uploaded(std::vector<int32_t>{0, rows});
+            const DeviceMemory device_iq = uploaded(iq);
+            const DeviceMemory device_projected = uploaded(projected);
+            const DeviceMemory norm = uploaded(std::vector<float>(head_dim, 1.0F));
+            const DeviceMemory slots = uploaded(std::vector<int64_t>(rows, -1));
+            const DeviceMemory status = uploaded(std::vector<StepStatus>(1));
+            DeviceMemory cache(static_cast<size_t>(page_bytes(format)), 16, true);
+            DeviceMemory query(static_cast<size_t>(query_bytes(format, heads, rows)), 16, true);
+            DeviceMemory weights(all_heads * sizeof(float), 16, true);
+            DeviceMemory widened_query(all_heads * head_dim, 16, true);
+            DeviceMemory widened_weights(all_heads * sizeof(float), 16, true);
+            widened_query.fill(poison_byte);
+            widened_weights.fill(poison_byte);
+            index_inputs({.format = format,
+                          .heads = heads,
+                          .rows = rows,
+                          .max_rows = rows,
+                          .max_requests = 1,
+                          .starts = device_starts.as<int32_t>(),
+                          .iq = device_iq.as<__nv_bfloat16>(),
+                          .projected = device_projected.as<__nv_bfloat16>(),
+                          .projected_columns = head_dim + heads,
+                          .key_column = 0,
+                          .weight_column = head_dim,
+                          .k_norm_weight = norm.as<float>(),
+                          .k_norm_bias = norm.as<float>(),
+                          .k_norm_eps = 1e-6F,
+                          .slots = slots.as<int64_t>(),
+                          .cache = cache.as<uint8_t>(),
+                          .pages = 1,
+                          .page_stride_bytes = page_bytes(format),
+                          .query = query.as<uint8_t>(),
+                          .head_weights = weights.as<float>(),
+                          .widened_query = widened_query.as<uint8_t>(),
+                          .widened_weights = widened_weights.as<float>(),
+                          .status = status.as<StepStatus>()},
+                         {cudaStreamPerThread, true});
+            check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "index inputs");
+            std::vector<uint8_t> want_query(all_heads * head_dim);
+            std::vector<float> want_weights(all_heads);
+            reference::widen_query(format, heads, rows, rows, query.download<uint8_t>().data(),
+                                   weights.download<float>().data(), want_query.data(), want_weights.data());
+            expect_same_bits(widened_query.download<uint8_t>().data(), want_query.data(), want_query.size(),
+                             "widened query");
+            const auto lost = std::count_if(want_weights.begin(), want_weights.end(), [](float w) { return std::isnan(w); });
+            EXPECT_GT(lost, 0);
+            EXPECT_LT(lost, static_cast<int64_t>(all_heads) / 2);
+            const auto actual = widened_weights.download<float>();
+            for (size_t i = 0; i < all_heads; ++i) {
+                ASSERT_TRUE(bits_of(actual[i]) == bits_of(want_weights[i]) ||
+                            (std::isnan(actual[i]) && std::isnan(want_weights[i])))
+                    << "weight of head " << i << " is " << actual[i] << ", must be " << want_weights[i];
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ void score_without_wait(const void* args, int blocks, cudaStream_t stream) {
 
 void score_sm90_without_wait(const void* args, int blocks, cudaStream_t stream) {
     const auto& score_args = *static_cast<const broken::ScoreArgs*>(args);
-    broken::prepare_score_sm90(score_args.heads);
+    broken::prepare_score_sm90(score_args.format, score_args.heads);
     broken::score_sm90(score_args, blocks, {stream, true});
 }
 
