@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -23,6 +24,19 @@ inline std::vector<uint8_t> random_e4m3(size_t n) {
     std::vector<uint8_t> codes(n);
     std::generate(codes.begin(), codes.end(), [&] { return e4m3_from_float(normal(random_bits())); });
     return codes;
+}
+
+/// [requests, columns]: each request has `used` pages of its own, scattered over a cache that holds no others; -1 behind
+/// them.
+inline std::vector<int32_t> random_block_table(int requests, int used, int columns) {
+    std::vector<int32_t> pages(static_cast<size_t>(requests) * static_cast<size_t>(used));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), random_bits());
+    std::vector<int32_t> table(static_cast<size_t>(requests) * static_cast<size_t>(columns), -1);
+    for (int64_t q = 0; q < requests; ++q) {
+        std::copy_n(pages.begin() + q * used, used, table.begin() + q * columns);
+    }
+    return table;
 }
 
 /// Pages of `fp8` with normal keys, or of an MXFP4 format with any codes; scales a few powers of two.

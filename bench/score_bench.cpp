@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -21,6 +20,7 @@
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
 
+#include "checks.h"
 #include "program.h"
 #include "random_pages.h"
 
@@ -31,7 +31,6 @@ using tools::DeviceBuffer;
 
 constexpr size_t cold_bytes = size_t{1} << 30U;  // that launches rotate over at least, where the cache has them
 constexpr int page_bytes_fp8 = page_bytes(CacheFormat::fp8);
-constexpr double tolerance = 2e-3;  // of a row's largest logit
 
 struct Cell {
     int requests = 1;
@@ -78,21 +77,12 @@ public:
             starts.push_back(static_cast<int32_t>(ends.size()));
         }
         rows_ = static_cast<int>(ends.size());
-        std::vector<int32_t> pages(static_cast<size_t>(cell.pages()));
-        std::iota(pages.begin(), pages.end(), 0);
-        std::shuffle(pages.begin(), pages.end(), random_bits());
-        std::vector<int32_t> table(static_cast<size_t>(cell.requests) * static_cast<size_t>(cell.columns()), -1);
-        const size_t used = static_cast<size_t>(cell.context / page_tokens);
-        for (size_t q = 0; q < static_cast<size_t>(cell.requests); ++q) {
-            std::copy_n(pages.begin() + static_cast<int64_t>(q * used), used,
-                        table.begin() + static_cast<int64_t>(q * static_cast<size_t>(cell.columns())));
-        }
         std::normal_distribution<float> normal;
         starts_ = DeviceBuffer<int32_t>(starts);
         row_request_ = DeviceBuffer<int32_t>(row_request);
         ends_ = DeviceBuffer<int32_t>(ends);
         host_ends_ = ends;
-        table_ = DeviceBuffer<int32_t>(table);
+        table_ = DeviceBuffer<int32_t>(random_block_table(cell.requests, cell.context / page_tokens, cell.columns()));
         query_ = DeviceBuffer<uint8_t>(random_e4m3(static_cast<size_t>(rows_ * cell.heads * head_dim)));
         weights_ = DeviceBuffer<float>(
             filled(static_cast<size_t>(rows_ * cell.heads), [&] { return normal(random_bits()) * 1e-3F; }));
@@ -117,12 +107,7 @@ public:
     }
     [[nodiscard]] int64_t key_bytes() const { return cell_.pages() * page_bytes_fp8; }
 
-    struct Difference {
-        double largest_error = 0;  // relative to the row's largest logit
-        int64_t mismatches = 0;    // elements further off than the tolerance, and such behind a bound that were written
-    };
-
-    /// Scores once with each scorer, into poisoned logits, and compares them in full.
+    /// Scores once with each scorer, into poisoned logits, and compares them in full; nothing may be written behind a bound.
     Difference compare() {
         const std::vector<float> actual = scored([&] { enqueue(0, cudaStreamPerThread); });
         const std::vector<float> expected = scored([&] {
@@ -133,15 +118,7 @@ public:
             const float* a = actual.data() + row * static_cast<size_t>(width());
             const float* b = expected.data() + row * static_cast<size_t>(width());
             const int end = host_ends_[row];
-            double largest = 0;
-            for (int j = 0; j < end; ++j) {
-                largest = std::max(largest, std::abs(double{b[j]}));
-            }
-            for (int j = 0; j < end; ++j) {
-                const double error = std::abs(double{a[j]} - double{b[j]}) / largest;
-                difference.mismatches += error <= tolerance ? 0 : 1;
-                difference.largest_error = std::max(difference.largest_error, error);
-            }
+            compare_logits(difference, a, b, end);
             for (int64_t j = end; j < width(); ++j) {
                 difference.mismatches += std::isnan(a[j]) ? 0 : 1;
             }
@@ -220,7 +197,7 @@ private:
 
 void measure(benchmark::State& state, const Cell& cell, const DeviceBuffer<uint8_t>& cache, Report& report) {
     Work work(cell, cache);
-    const Work::Difference difference = work.compare();
+    const Difference difference = work.compare();
     Replays replays(work.launches(), [&](int i, cudaStream_t stream) { work.enqueue(i, stream); });
     const std::vector<double> times = times_of(state, replays);
     report.add({{"format", "fp8"},
