@@ -14,17 +14,15 @@ struct Difference {
     int64_t mismatches = 0;    // elements that are wrong
 };
 
-inline constexpr double logit_tolerance = 2e-3;  // of a row's largest logit
-
-/// Adds what the logits of one row, up to its bound `end`, are off.
-inline void compare_logits(Difference& difference, const float* actual, const float* expected, int end) {
+/// Adds what the logits of one row, up to its bound `end`, are off; `tolerance`: of its largest.
+inline void compare_logits(Difference& difference, const float* actual, const float* expected, int end, double tolerance) {
     double largest = 0;
     for (int j = 0; j < end; ++j) {
         largest = std::max(largest, std::abs(double{expected[j]}));
     }
     for (int j = 0; j < end; ++j) {
         const double error = std::abs(double{actual[j]} - double{expected[j]}) / largest;
-        difference.mismatches += error <= logit_tolerance ? 0 : 1;  // NaN is wrong
+        difference.mismatches += error <= tolerance ? 0 : 1;  // NaN is wrong
         difference.largest_error = std::max(difference.largest_error, error);
     }
 }

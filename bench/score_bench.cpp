@@ -19,6 +19,7 @@
 #include <stepgraph/layouts/query_row.h>
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
+#include <stepgraph/tools/step_checks.h>
 
 #include "checks.h"
 #include "program.h"
@@ -118,7 +119,7 @@ public:
             const float* a = actual.data() + row * static_cast<size_t>(width());
             const float* b = expected.data() + row * static_cast<size_t>(width());
             const int end = host_ends_[row];
-            compare_logits(difference, a, b, end);
+            compare_logits(difference, a, b, end, tools::logit_tolerance(CacheFormat::fp8));
             for (int64_t j = end; j < width(); ++j) {
                 difference.mismatches += std::isnan(a[j]) ? 0 : 1;
             }

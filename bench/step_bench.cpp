@@ -31,6 +31,7 @@
 #include <stepgraph/tools/case_file.h>
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
+#include <stepgraph/tools/step_checks.h>
 
 #include "checks.h"
 #include "program.h"
@@ -268,7 +269,7 @@ Difference compare(const Cell& cell, const Memory& memory, const Inputs& inputs,
     for (int row = 0; row < inputs.rows(); ++row) {
         const int end = inputs.ends()[static_cast<size_t>(row)];
         const int64_t first = row * measured.width();
-        compare_logits(difference, logits.data() + first, expected.data() + first, end);
+        compare_logits(difference, logits.data() + first, expected.data() + first, end, tools::logit_tolerance(cell.format));
         difference.mismatches +=
             wrong_winners(exact_winners(logits.data() + first, end, top_k), last_layer + int64_t{row} * top_k);
     }

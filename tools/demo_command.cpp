@@ -75,9 +75,12 @@ private:
     void print_step(int step, const ServingStep& done) const {
         const auto above = std::count_if(batch_.seq_lens.begin(), batch_.seq_lens.begin() + batch_.live(),
                                          [this](int32_t length) { return length > geometry_.top_k; });
-        std::printf("step %3d  rows %2d  requests %2d (%d above top_k)  keys %6lld  %9.1f us  %s\n", step, batch_.rows(),
-                    batch_.live(), static_cast<int>(above), static_cast<long long>(batch_.keys()), done.microseconds,
-                    done.wrong.empty() ? "checks ok" : ("WRONG: " + done.wrong).c_str());
+        std::printf("step %3d  rows %2d  requests %2d (%d above top_k)  keys %6lld  %9.1f us  ", step, batch_.rows(),
+                    batch_.live(), static_cast<int>(above), static_cast<long long>(batch_.keys()), done.microseconds);
+        if (engine_.device() != nullptr) {
+            std::printf("edges %d+%d  ", engine_.device()->programmatic_edges(), engine_.device()->full_edges());
+        }
+        std::printf("%s\n", done.wrong.empty() ? "checks ok" : ("WRONG: " + done.wrong).c_str());
     }
 
     void print_tail() const {
