@@ -7,6 +7,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <stepgraph/tools/read_ceiling.h>
+
 namespace stepgraph::bench {
 
 void add_cell(const std::string& name, std::function<void(benchmark::State&)> measure) {
@@ -51,7 +53,7 @@ int run_program(int argc, char** argv, const Program& program) {
             std::fprintf(stderr, "%s cannot run here: %s\n", argv[0], reason.c_str());
             return 1;
         }
-        Report report(revision, driver, read_ceiling_tb_s());
+        Report report(revision, driver, tools::read_ceiling_tb_s());
         program.run(report, core);
         if (!out.empty()) {
             report.write(out);

@@ -5,10 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
-#include <stepgraph/layouts/cache_page.h>
+#include <stepgraph/layouts/query_row.h>
 #include <stepgraph/tools/device_buffer.h>
 
 namespace stepgraph::bench {
@@ -29,6 +30,36 @@ inline std::vector<uint8_t> random_e4m3(size_t n) {
 /// A UE8M0 scale near 1.
 inline uint8_t random_scale_byte() {
     return static_cast<uint8_t>(126 + random_bits()() % 3);
+}
+
+/// A query of `rows` rows in the format's layout, see query_row.h: normal codes of FP8, any of MXFP4.
+inline std::vector<uint8_t> random_query(CacheFormat format, int heads, int rows) {
+    if (!is_mxfp4(format)) {
+        return random_e4m3(static_cast<size_t>(query_bytes(format, heads, rows)));
+    }
+    std::vector<uint8_t> query(static_cast<size_t>(query_bytes(format, heads, rows)));
+    std::generate(query.begin(), query.end(), [] { return static_cast<uint8_t>(random_bits()()); });
+    for (int row = 0; row < rows; ++row) {
+        for (int head = 0; head < heads; ++head) {
+            for (int block = 0; block < 4; ++block) {
+                query[static_cast<size_t>(query_scale_offset(format, heads, rows, row, head, block))] = random_scale_byte();
+            }
+        }
+    }
+    return query;
+}
+
+/// [requests, columns]: each request has `used` pages of its own, scattered over a cache that holds no others; -1 behind
+/// them.
+inline std::vector<int32_t> random_block_table(int requests, int used, int columns) {
+    std::vector<int32_t> pages(static_cast<size_t>(requests) * static_cast<size_t>(used));
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), random_bits());
+    std::vector<int32_t> table(static_cast<size_t>(requests) * static_cast<size_t>(columns), -1);
+    for (int64_t q = 0; q < requests; ++q) {
+        std::copy_n(pages.begin() + q * used, used, table.begin() + q * columns);
+    }
+    return table;
 }
 
 /// Pages of `fp8` with normal keys, or of an MXFP4 format with any codes; scales a few powers of two.

@@ -1,5 +1,4 @@
-// What the benchmarks of the stages share: the machine's ceiling, timing of captured launches, and results as a table and
-// JSON.
+// What the benchmarks share: timing of captured launches, and results as JSON.
 #pragma once
 
 #include <functional>
@@ -9,30 +8,42 @@
 #include <cuda_runtime_api.h>
 #include <nlohmann/json.hpp>
 
+#include <stepgraph/pipeline/own_stream.h>
+#include <stepgraph/tools/stopwatch.h>
+
 namespace stepgraph::bench {
 
-/// Bytes per second, in TB/s, that a plain reading of 4 GiB reaches: median of 11. Allocates and frees; synchronises.
-double read_ceiling_tb_s();
+double median(std::vector<double> values);
 
 /// One replay of a graph of `launches` launches.
 class Replays {
 public:
-    /// Captures enqueue(0, stream) to enqueue(launches - 1, stream) one behind the other.
-    Replays(int launches, const std::function<void(int, cudaStream_t)>& enqueue);
+    /// Captures enqueue(0, stream) to enqueue(launches - 1, stream) one behind the other. Kernels whose names `left_out`
+    /// holds for are taken out of the chain again: who followed them follows those they followed, by an edge of the same
+    /// kind. Throws Error, and std::runtime_error where there is none to leave out.
+    Replays(int launches, const std::function<void(int, cudaStream_t)>& enqueue,
+            const std::function<bool(const std::string& kernel)>& left_out = nullptr);
+    /// Of a graph that someone else captured, and that `replay` enqueues.
+    Replays(int launches, std::function<void(cudaStream_t)> replay);
     ~Replays();
     Replays(const Replays&) = delete;
     Replays& operator=(const Replays&) = delete;
 
     /// Microseconds of a launch: of enough replays to take a millisecond, by events.
     double time_us();
+    /// Microseconds of the host for a replay, in the last measurement.
+    [[nodiscard]] double host_us() const { return host_us_; }
 
 private:
+    void choose_replays();
+
     int launches_;
     int replays_ = 1;
-    cudaStream_t stream_ = nullptr;
+    double host_us_ = 0;
+    OwnStream stream_;
+    tools::Stopwatch stopwatch_;
     cudaGraphExec_t graph_ = nullptr;
-    cudaEvent_t begin_ = nullptr;
-    cudaEvent_t end_ = nullptr;
+    std::function<void(cudaStream_t)> replay_;
 };
 
 /// The results of one program.

@@ -7,20 +7,24 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <numeric>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
+#include <stepgraph/kernels/reference/widen.h>
 #include <stepgraph/kernels/schedule.h>
 #include <stepgraph/kernels/score.h>
 #include <stepgraph/kernels/score_sm90.h>
 #include <stepgraph/layouts/query_row.h>
+#include <stepgraph/tools/case_file.h>
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
+#include <stepgraph/tools/step_checks.h>
 
+#include "checks.h"
 #include "program.h"
 #include "random_pages.h"
 
@@ -29,11 +33,11 @@ namespace {
 
 using tools::DeviceBuffer;
 
-constexpr size_t cold_bytes = size_t{1} << 30U;  // that launches rotate over at least, where the cache has them
-constexpr int page_bytes_fp8 = page_bytes(CacheFormat::fp8);
-constexpr double tolerance = 2e-3;  // of a row's largest logit
+constexpr size_t cache_pages = size_t{570} << 10U;  // 4.9 GB of FP8 keys, of which the largest cell reads half
+constexpr size_t cold_bytes = size_t{1} << 30U;     // that launches rotate over at least, where the cache has them
 
 struct Cell {
+    CacheFormat format = CacheFormat::fp8;
     int requests = 1;
     int context = 4096;
     int rows_per_request = 1;  // 0: ragged, one to eight
@@ -48,9 +52,9 @@ struct Cell {
         return rows_per_request == 0 ? "ragged" : std::to_string(rows_per_request);
     }
     [[nodiscard]] std::string name() const {
-        return "score/fp8/requests:" + std::to_string(requests) + "/context:" + std::to_string(context) +
-               "/rows:" + rows_text() + "/heads:" + std::to_string(heads) + (cold ? "/cold" : "/hot") +
-               (programmatic ? "/programmatic" : "/full") +
+        return std::string("score/") + tools::format_name(format) + "/requests:" + std::to_string(requests) +
+               "/context:" + std::to_string(context) + "/rows:" + rows_text() + "/heads:" + std::to_string(heads) +
+               (cold ? "/cold" : "/hot") + (programmatic ? "/programmatic" : "/full") +
                (captured_context != 0 ? "/captured:" + std::to_string(captured_context) : "");
     }
 };
@@ -78,24 +82,12 @@ public:
             starts.push_back(static_cast<int32_t>(ends.size()));
         }
         rows_ = static_cast<int>(ends.size());
-        std::vector<int32_t> pages(static_cast<size_t>(cell.pages()));
-        std::iota(pages.begin(), pages.end(), 0);
-        std::shuffle(pages.begin(), pages.end(), random_bits());
-        std::vector<int32_t> table(static_cast<size_t>(cell.requests) * static_cast<size_t>(cell.columns()), -1);
-        const size_t used = static_cast<size_t>(cell.context / page_tokens);
-        for (size_t q = 0; q < static_cast<size_t>(cell.requests); ++q) {
-            std::copy_n(pages.begin() + static_cast<int64_t>(q * used), used,
-                        table.begin() + static_cast<int64_t>(q * static_cast<size_t>(cell.columns())));
-        }
-        std::normal_distribution<float> normal;
         starts_ = DeviceBuffer<int32_t>(starts);
         row_request_ = DeviceBuffer<int32_t>(row_request);
         ends_ = DeviceBuffer<int32_t>(ends);
         host_ends_ = ends;
-        table_ = DeviceBuffer<int32_t>(table);
-        query_ = DeviceBuffer<uint8_t>(random_e4m3(static_cast<size_t>(rows_ * cell.heads * head_dim)));
-        weights_ = DeviceBuffer<float>(
-            filled(static_cast<size_t>(rows_ * cell.heads), [&] { return normal(random_bits()) * 1e-3F; }));
+        table_ = DeviceBuffer<int32_t>(random_block_table(cell.requests, cell.context / page_tokens, cell.columns()));
+        draw_query();
         logits_ = DeviceBuffer<float>(static_cast<size_t>(rows_) * static_cast<size_t>(width()));
         prefix_ = DeviceBuffer<int32_t>(ends.size());
         status_ = DeviceBuffer<StepStatus>(std::vector<StepStatus>(1));
@@ -104,10 +96,10 @@ public:
         drawn_ = DeviceBuffer<int32_t>(std::vector<int32_t>(1));
         prepare_schedule();
         prepare_score();
-        prepare_score_sm90(CacheFormat::fp8, cell.heads);
+        prepare_score_sm90(cell.format, cell.heads);
         make_schedule();
         check_cuda(cudaStreamSynchronize(cudaStreamPerThread), "the schedule");
-        const auto slice = static_cast<size_t>(cell.pages()) * page_bytes_fp8;
+        const auto slice = static_cast<size_t>(key_bytes());
         slices_ = cell.cold ? static_cast<int>(std::min((cold_bytes + slice - 1) / slice + 1, cache.size() / slice)) : 1;
     }
 
@@ -115,14 +107,9 @@ public:
     void enqueue(int i, cudaStream_t stream) const {
         score_sm90(arguments(i % slices_), blocks_, {stream, cell_.programmatic});
     }
-    [[nodiscard]] int64_t key_bytes() const { return cell_.pages() * page_bytes_fp8; }
+    [[nodiscard]] int64_t key_bytes() const { return cell_.pages() * page_bytes(cell_.format); }
 
-    struct Difference {
-        double largest_error = 0;  // relative to the row's largest logit
-        int64_t mismatches = 0;    // elements further off than the tolerance, and such behind a bound that were written
-    };
-
-    /// Scores once with each scorer, into poisoned logits, and compares them in full.
+    /// Scores once with each scorer, into poisoned logits, and compares them in full; nothing may be written behind a bound.
     Difference compare() {
         const std::vector<float> actual = scored([&] { enqueue(0, cudaStreamPerThread); });
         const std::vector<float> expected = scored([&] {
@@ -133,15 +120,7 @@ public:
             const float* a = actual.data() + row * static_cast<size_t>(width());
             const float* b = expected.data() + row * static_cast<size_t>(width());
             const int end = host_ends_[row];
-            double largest = 0;
-            for (int j = 0; j < end; ++j) {
-                largest = std::max(largest, std::abs(double{b[j]}));
-            }
-            for (int j = 0; j < end; ++j) {
-                const double error = std::abs(double{a[j]} - double{b[j]}) / largest;
-                difference.mismatches += error <= tolerance ? 0 : 1;
-                difference.largest_error = std::max(difference.largest_error, error);
-            }
+            compare_logits(difference, a, b, end, tools::logit_tolerance(cell_.format));
             for (int64_t j = end; j < width(); ++j) {
                 difference.mismatches += std::isnan(a[j]) ? 0 : 1;
             }
@@ -151,6 +130,23 @@ public:
 
 private:
     [[nodiscard]] int64_t width() const { return int64_t{cell_.columns()} * page_tokens; }
+
+    void draw_query() {
+        std::normal_distribution<float> normal;
+        const std::vector<uint8_t> query = random_query(cell_.format, cell_.heads, rows_);
+        const std::vector<float> weights =
+            filled(static_cast<size_t>(rows_ * cell_.heads), [&] { return normal(random_bits()) * 1e-3F; });
+        query_ = DeviceBuffer<uint8_t>(query);
+        weights_ = DeviceBuffer<float>(weights);
+        if (is_mxfp4(cell_.format)) {
+            std::vector<uint8_t> widened_query(weights.size() * head_dim);
+            std::vector<float> widened_weights(weights.size());
+            reference::widen_query(cell_.format, cell_.heads, rows_, rows_, query.data(), weights.data(),
+                                   widened_query.data(), widened_weights.data());
+            widened_query_ = DeviceBuffer<uint8_t>(widened_query);
+            widened_weights_ = DeviceBuffer<float>(widened_weights);
+        }
+    }
 
     void make_schedule() {
         schedule({.starts = starts_.data(),
@@ -171,7 +167,7 @@ private:
     }
 
     [[nodiscard]] ScoreArgs arguments(int slice) const {
-        return {.format = CacheFormat::fp8,
+        return {.format = cell_.format,
                 .heads = cell_.heads,
                 .rows = rows_,
                 .max_rows = rows_,
@@ -180,9 +176,11 @@ private:
                 .schedule_tile_rows = rows_,
                 .query = query_.data(),
                 .head_weights = weights_.data(),
-                .cache = cache_ + slice * cell_.pages() * page_bytes_fp8,
+                .widened_query = widened_query_.data(),
+                .widened_weights = widened_weights_.data(),
+                .cache = cache_ + slice * key_bytes(),
                 .pages = cell_.pages(),
-                .page_stride_bytes = page_bytes_fp8,
+                .page_stride_bytes = page_bytes(cell_.format),
                 .block_table = table_.data(),
                 .block_table_stride = cell_.columns(),
                 .starts = starts_.data(),
@@ -212,18 +210,18 @@ private:
     int slices_ = 1;
     std::vector<int32_t> host_ends_;
     DeviceBuffer<int32_t> starts_, row_request_, ends_, table_, prefix_, drawn_;
-    DeviceBuffer<uint8_t> query_;
-    DeviceBuffer<float> weights_, logits_;
+    DeviceBuffer<uint8_t> query_, widened_query_;
+    DeviceBuffer<float> weights_, widened_weights_, logits_;
     DeviceBuffer<ScorePiece> pieces_;
     DeviceBuffer<StepStatus> status_;
 };
 
 void measure(benchmark::State& state, const Cell& cell, const DeviceBuffer<uint8_t>& cache, Report& report) {
     Work work(cell, cache);
-    const Work::Difference difference = work.compare();
+    const Difference difference = work.compare();
     Replays replays(work.launches(), [&](int i, cudaStream_t stream) { work.enqueue(i, stream); });
     const std::vector<double> times = times_of(state, replays);
-    report.add({{"format", "fp8"},
+    report.add({{"format", tools::format_name(cell.format)},
                 {"requests", cell.requests},
                 {"context", cell.context},
                 {"rows_per_request", cell.rows_per_request == 0 ? nlohmann::ordered_json("ragged")
@@ -243,33 +241,44 @@ void measure(benchmark::State& state, const Cell& cell, const DeviceBuffer<uint8
 }
 
 void print_table(const Report& report) {
-    std::printf("\nread ceiling %.2f TB/s; floor: key bytes at the ceiling; aim: 2.5 us + key bytes / 4.2 TB/s\n",
-                report.ceiling_tb_s());
-    std::printf("%8s %8s %7s %6s %5s %13s %9s | %9s %9s %9s | %7s %7s %9s %6s\n", "requests", "context", "rows", "heads", "",
-                "edges", "captured", "us", "min", "max", "/floor", "/aim", "max error", "wrong");
+    std::printf(
+        "\nread ceiling %.2f TB/s; floor: key bytes at the ceiling; aim: 2.5 us + key bytes / 4.2 TB/s, of MXFP4 pages "
+        "3.0 us + key bytes / 3.8 TB/s\n",
+        report.ceiling_tb_s());
+    std::printf("%14s %8s %8s %7s %6s %5s %13s %9s | %9s %9s %9s | %7s %7s %9s %6s\n", "format", "requests", "context",
+                "rows", "heads", "", "edges", "captured", "us", "min", "max", "/floor", "/aim", "max error", "wrong");
     for (const auto& row : report.json()["rows"]) {
         const double us = row["us"];
         const double bytes = row["key_bytes"];
-        std::printf("%8d %8d %7s %6d %5s %13s %9d | %9.2f %9.2f %9.2f | %7.2f %7.3f %9.1e %6d\n", row["requests"].get<int>(),
-                    row["context"].get<int>(), row["rows_per_request"].dump().c_str(), row["heads"].get<int>(),
+        const bool is_fp8 = row["format"] == "fp8" || row["format"] == "fp8_mx";
+        const double aim = is_fp8 ? 2.5 + bytes / 4.2 * 1e-6 : 3.0 + bytes / 3.8 * 1e-6;
+        std::printf("%14s %8d %8d %7s %6d %5s %13s %9d | %9.2f %9.2f %9.2f | %7.2f %7.3f %9.1e %6d\n",
+                    row["format"].get<std::string>().c_str(), row["requests"].get<int>(), row["context"].get<int>(),
+                    row["rows_per_request"].dump().c_str(), row["heads"].get<int>(),
                     row["cold"].get<bool>() ? "cold" : "hot", row["edges"].get<std::string>().c_str(),
                     row["captured_context"].get<int>(), us, row["us_min"].get<double>(), row["us_max"].get<double>(),
-                    us / (bytes / report.ceiling_tb_s() * 1e-6), us / (2.5 + bytes / 4.2 * 1e-6),
-                    row["max_error"].get<double>(), row["mismatches"].get<int>());
+                    us / (bytes / report.ceiling_tb_s() * 1e-6), us / aim, row["max_error"].get<double>(),
+                    row["mismatches"].get<int>());
     }
 }
 
 std::vector<Cell> core_cells() {
     std::vector<Cell> cells;
-    for (const int requests : {1, 8, 32, 64, 128}) {
-        for (const int context : {4096, 16384, 32768, 65536, 131072}) {
-            cells.push_back({.requests = requests, .context = context});
+    for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::mxfp4}) {
+        for (const int requests : {1, 8, 32, 64, 128}) {
+            for (const int context : {4096, 16384, 32768, 65536, 131072}) {
+                cells.push_back({.format = format, .requests = requests, .context = context});
+            }
+        }
+        for (const int rows : {2, 8}) {
+            for (const auto& [requests, context] : {std::pair{1, 4096}, {8, 32768}, {32, 4096}, {32, 32768}, {64, 65536}}) {
+                cells.push_back({.format = format, .requests = requests, .context = context, .rows_per_request = rows});
+            }
         }
     }
-    for (const int rows : {2, 8}) {
-        for (const auto& [requests, context] : {std::pair{1, 4096}, {8, 32768}, {32, 4096}, {32, 32768}, {64, 65536}}) {
-            cells.push_back({.requests = requests, .context = context, .rows_per_request = rows});
-        }
+    for (const auto& [requests, context] : {std::pair{1, 4096}, {8, 32768}, {32, 32768}, {64, 65536}}) {
+        cells.push_back({.format = CacheFormat::mxfp4_rowgroup, .requests = requests, .context = context});
+        cells.push_back({.format = CacheFormat::mxfp4, .requests = requests, .context = context, .heads = 64});
     }
     for (const int requests : {1, 32}) {
         for (const int captured : {8192, 1 << 20}) {
@@ -281,17 +290,23 @@ std::vector<Cell> core_cells() {
 
 std::vector<Cell> all_cells() {
     std::vector<Cell> cells = core_cells();
-    for (const int heads : {32, 64}) {
-        for (const bool cold : {true, false}) {
-            for (const int rows : {1, 2, 4, 7, 0}) {
-                for (const int requests : {1, 8, 32, 64, 128}) {
-                    for (const int context : {4096, 16384, 32768, 65536, 131072}) {
-                        cells.push_back({.requests = requests,
-                                         .context = context,
-                                         .rows_per_request = rows,
-                                         .heads = heads,
-                                         .cold = cold});
-                    }
+    const auto add_grid = [&](CacheFormat format, int heads, bool cold, int rows) {
+        for (const int requests : {1, 8, 32, 64, 128}) {
+            for (const int context : {4096, 16384, 32768, 65536, 131072}) {
+                cells.push_back({.format = format,
+                                 .requests = requests,
+                                 .context = context,
+                                 .rows_per_request = rows,
+                                 .heads = heads,
+                                 .cold = cold});
+            }
+        }
+    };
+    for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::mxfp4, CacheFormat::mxfp4_rowgroup}) {
+        for (const int heads : {32, 64}) {
+            for (const bool cold : {true, false}) {
+                for (const int rows : {1, 2, 4, 7, 0}) {
+                    add_grid(format, heads, cold, rows);
                 }
             }
         }
@@ -310,22 +325,28 @@ int main(int argc, char** argv) {
     using namespace stepgraph::bench;
     return run_program(
         argc, argv,
-        {.description = "Times the FP8 scorer of Hopper.",
+        {.description = "Times the scorer of Hopper.",
          .core =
-             "The cells of bench/results: one row, some of two and eight rows, some captured for more; without it also 64 "
-             "heads, 2, 4, 7 and ragged rows, hot, and full edges",
+             "The cells of bench/results: FP8 and MXFP4 pages, one row, some of two and eight rows, some of 64 heads, some "
+             "captured for more; without it also 2, 4, 7 and ragged rows, hot, and full edges",
          .why_not =
              [] {
                  const std::string reason = stepgraph::tools::why_no_device();
-                 return !reason.empty() || stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, page_bytes_fp8)
+                 return !reason.empty() || stepgraph::can_score_sm90(stepgraph::CacheFormat::fp8, nullptr, 16)
                             ? reason
                             : "it needs a Hopper GPU and code for sm_90a";
              },
          .run =
              [](Report& report, bool core) {
-                 const auto cache = random_cache(stepgraph::CacheFormat::fp8, size_t{4600} << 20U);
+                 std::map<stepgraph::CacheFormat, DeviceBuffer<uint8_t>> caches;
                  for (const Cell& cell : core ? core_cells() : all_cells()) {
-                     add_cell(cell.name(), [&, cell](benchmark::State& state) { measure(state, cell, cache, report); });
+                     add_cell(cell.name(), [&, cell](benchmark::State& state) {
+                         auto& cache = caches[cell.format];
+                         if (cache.size() == 0) {
+                             cache = random_cache(cell.format, cache_pages * page_bytes(cell.format));
+                         }
+                         measure(state, cell, cache, report);
+                     });
                  }
                  benchmark::RunSpecifiedBenchmarks();
                  print_table(report);

@@ -22,6 +22,7 @@
 #include <stepgraph/tools/cuda_device.h>
 #include <stepgraph/tools/device_buffer.h>
 
+#include "checks.h"
 #include "program.h"
 
 namespace stepgraph::bench {
@@ -146,39 +147,15 @@ public:
         const std::vector<int32_t> actual = indices_.download();
         int64_t wrong = 0;
         for (int row = 0; row < cell_.rows; ++row) {
-            const std::vector<int32_t> expected = winners_of(static_cast<size_t>(row));
-            for (size_t i = 0; i < expected.size(); ++i) {
-                wrong += actual[static_cast<size_t>(row) * expected.size() + i] == expected[i] ? 0 : 1;
-            }
+            const float* logits = pool_.host.data() + begin(static_cast<size_t>(row));
+            wrong +=
+                wrong_winners(exact_winners(logits, cell_.length, cell_.top_k), actual.data() + int64_t{row} * cell_.top_k);
         }
         return wrong;
     }
 
 private:
     static size_t begin(size_t row) { return row * 1234577 % pool_logits; }
-
-    [[nodiscard]] std::vector<int32_t> winners_of(size_t row) const {
-        const float* logits = pool_.host.data() + begin(row);
-        const auto k = static_cast<size_t>(cell_.top_k);
-        std::vector<int32_t> winners;
-        if (cell_.length <= cell_.top_k) {
-            for (int j = 0; j < cell_.top_k; ++j) {
-                winners.push_back(j < cell_.length ? j : -1);
-            }
-            return winners;
-        }
-        std::vector<float> sorted(logits, logits + cell_.length);
-        std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(k) - 1, sorted.end(), std::greater<>());
-        const float last = sorted[k - 1];
-        auto equal_left = static_cast<int64_t>(k) -
-                          std::count_if(logits, logits + cell_.length, [last](float logit) { return logit > last; });
-        for (int j = 0; j < cell_.length; ++j) {
-            if (logits[j] > last || (logits[j] == last && equal_left-- > 0)) {
-                winners.push_back(j);
-            }
-        }
-        return winners;
-    }
 
     Cell cell_;
     const Pool& pool_;

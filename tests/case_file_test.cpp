@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 
 #include "case_checks.h"
+#include "command.h"
 #include "temporary_file.h"
 
 namespace stepgraph::test {
@@ -288,21 +289,6 @@ TEST(CaseFile, LoadsOrIsRefusedWhateverBytesAreFlippedOrCutOff) {
 }
 
 // ---- the command
-struct Ended {
-    int exit_code;
-    std::string printed;  // standard output and error
-};
-
-Ended command(const std::string& arguments) {
-    FILE* pipe = popen((std::string(STEPGRAPH_COMMAND) + " " + arguments + " 2>&1").c_str(), "r");
-    std::string printed;
-    std::array<char, 4096> part{};
-    while (const size_t n = fread(part.data(), 1, part.size(), pipe)) {
-        printed.append(part.data(), n);
-    }
-    return {WEXITSTATUS(pclose(pipe)), printed};
-}
-
 TEST(Command, WritesTheResultsOfACase) {
     const TemporaryFile out("results.safetensors");
     const Ended plain = command("run " + case_path("fp8_padded_graph_rows") + " --device cpu --out " + out.path().string());

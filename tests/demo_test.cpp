@@ -40,7 +40,7 @@ TEST(ConversationTrace, HoldsTheRequestsOfItsFile) {
 
 TEST(ServingBatch, KeepsItsPagesApartAndGivesThemBack) {
     const Geometry g = small_geometry();
-    ServingBatch batch(g, conversation_trace(), 16, std::random_device{}());
+    ServingBatch batch(g, conversation_trace(), {.shrink = 16, .draft_every = 5, .pause_every = 7}, std::random_device{}());
     bool verified = false;
     int most_live = 0;
     size_t arrived = 0;

@@ -1,5 +1,5 @@
 // The stepgraph command. Exit codes: 0 done, 1 failed while running (no GPU, a CUDA error, an output that cannot be
-// written), 2 a command line or a case file that cannot be used.
+// written), 2 a command line, a case file or a trace that cannot be used.
 #include <exception>
 #include <iostream>
 #include <new>
@@ -13,10 +13,12 @@
 #include "graph_command.h"
 #include "info_command.h"
 #include "run_command.h"
+#include "trace_command.h"
 
 namespace {
 
 using namespace stepgraph::tools;
+using stepgraph::CacheFormat;
 
 constexpr int failed = 1;
 constexpr int unusable = 2;
@@ -25,16 +27,29 @@ Device device_named(const std::string& name) {
     return name == "cpu" ? Device::cpu : name == "cuda" ? Device::cuda : Device::automatic;
 }
 
+void add_device(CLI::App& command, Device& device) {
+    command
+        .add_option_function<std::string>(
+            "--device", [&device](const std::string& name) { device = device_named(name); },
+            "auto: the GPU where there is one, else the host")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->default_str("auto");
+}
+
+void add_format(CLI::App& command, CacheFormat& format) {
+    command
+        .add_option_function<std::string>(
+            "--format", [&format](const std::string& name) { format = format_named(name).value(); },
+            "Pages of the key cache")
+        ->check(CLI::IsMember({"fp8", "fp8_mx", "mxfp4", "mxfp4_rowgroup"}))
+        ->default_str("fp8");
+}
+
 void add_run(CLI::App& app, RunOptions& options, int& exit_code) {
     CLI::App* command = app.add_subcommand("run", "Run one case file through the whole step");
     command->add_option("case", options.case_path, "Case file (safetensors)")->required();
     command->add_option("--out", options.out, "Where the results go (safetensors)")->required();
-    command
-        ->add_option_function<std::string>(
-            "--device", [&options](const std::string& name) { options.device = device_named(name); },
-            "auto: the GPU where there is one, else the host")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-        ->default_str("auto");
+    add_device(*command, options.device);
     CLI::Option* graph = command->add_flag_callback(
         "--graph", [&options] { options.launch = Launch::graph; }, "GPU: capture the step and replay it (the default)");
     command
@@ -48,18 +63,8 @@ void add_run(CLI::App& app, RunOptions& options, int& exit_code) {
 
 void add_demo(CLI::App& app, DemoOptions& options, int& exit_code) {
     CLI::App* command = app.add_subcommand("demo", "Decode a batch of requests from a trace and check every step");
-    command
-        ->add_option_function<std::string>(
-            "--device", [&options](const std::string& name) { options.device = device_named(name); },
-            "auto: the GPU where there is one, else the host")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-        ->default_str("auto");
-    command
-        ->add_option_function<std::string>(
-            "--format", [&options](const std::string& name) { options.format = format_named(name).value(); },
-            "Pages of the key cache")
-        ->check(CLI::IsMember({"fp8", "fp8_mx", "mxfp4", "mxfp4_rowgroup"}))
-        ->default_str("fp8");
+    add_device(*command, options.device);
+    add_format(*command, options.format);
     command->add_option("--steps", options.steps, "Steps to decode")->check(CLI::Range(1, 100000))->capture_default_str();
     command->add_option("--layers", options.layers, "Layers of a step")->check(CLI::Range(1, 128))->capture_default_str();
     command->add_option("--requests", options.requests, "Requests at a time")
@@ -76,6 +81,45 @@ void add_demo(CLI::App& app, DemoOptions& options, int& exit_code) {
     command->callback([&options, &exit_code] { exit_code = demo(options); });
 }
 
+/// An option that is left to the device where it is not given.
+void add_number(CLI::App& command, const char* name, int& number, int least, int most, const char* what) {
+    command.add_option(name, number, what)->check(CLI::Range(least, most));
+}
+
+void add_trace(CLI::App& app, TraceOptions& options, int& exit_code) {
+    CLI::App* command = app.add_subcommand(
+        "trace", "Decode the requests of a trace as they come and go, and say what a step costs and how much is padding");
+    command->add_option("trace", options.trace, "CSV: arrival_ms,input_tokens,output_tokens and a line a request")
+        ->required();
+    add_device(*command, options.device);
+    add_format(*command, options.format);
+    add_number(*command, "--steps", options.steps, 1, 10000000, "Most steps to decode; 2000 on a GPU, 400 on the host");
+    add_number(*command, "--layers", options.layers, 1, 128, "Layers of a step; 4 on a GPU, 2 on the host");
+    add_number(*command, "--rows", options.rows, 1, 1024,
+               "Most rows of a step, and requests at a time; 64 on a GPU, 16 on the host");
+    add_number(*command, "--top-k", options.top_k, 1, 4096, "Positions selected per row; 2048 on a GPU, 512 on the host");
+    add_number(*command, "--max-model-len", options.max_model_len, 2, 1 << 20,
+               "Tokens of the longest sequence; 131072 on a GPU, 4096 on the host");
+    add_number(*command, "--pages", options.pages, 1, 1 << 24, "Pages of a layer's cache; 16384 on a GPU, 512 on the host");
+    add_number(*command, "--shrink", options.shrink, 1, 100000,
+               "What the trace's lengths are divided by; 1 on a GPU, 16 on the host");
+    add_number(*command, "--check", options.check, 0, 10000000,
+               "Steps that are checked in every row against the reference, the first and others drawn at random; 3");
+    command->add_option("--step-ms", options.step_ms, "Milliseconds that the whole model takes for a step")
+        ->check(CLI::Range(0.001, 1e6))
+        ->capture_default_str();
+    command->add_option("--drafts", options.drafts, "Most verify rows of a request beside its own row")
+        ->check(CLI::Range(0, 63))
+        ->capture_default_str();
+    command->add_option("--acceptance", options.acceptance, "Of a drafted token, where those before it were accepted")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    command->add_flag("--json", options.json, "Print the totals as JSON in place of the table");
+    command->add_flag("--portable-scorer", options.portable_scorer, "GPU: score with the kernel that runs everywhere");
+    command->add_option("--seed", options.seed, "Of all random data; 0: a fresh one")->capture_default_str();
+    command->callback([&options, &exit_code] { exit_code = trace(options); });
+}
+
 void add_shape(CLI::App& command, ModelShape& shape) {
     command.add_option("--heads", shape.heads, "Indexer heads: 16, 32 or 64")->capture_default_str();
     command.add_option("--top-k", shape.top_k, "Positions selected per row")->capture_default_str();
@@ -83,12 +127,7 @@ void add_shape(CLI::App& command, ModelShape& shape) {
     command.add_option("--max-model-len", shape.max_model_len, "Tokens of the longest sequence")->capture_default_str();
     command.add_option("--dcp-world-size", shape.dcp_world_size, "Ranks that share a sequence")->capture_default_str();
     command.add_option("--tile-rows", shape.tile_rows, "Rows of a tile; 0: the default")->capture_default_str();
-    command
-        .add_option_function<std::string>(
-            "--format", [&shape](const std::string& name) { shape.format = format_named(name).value(); },
-            "Pages of the key cache")
-        ->check(CLI::IsMember({"fp8", "fp8_mx", "mxfp4", "mxfp4_rowgroup"}))
-        ->default_str("fp8");
+    add_format(command, shape.format);
     command.add_flag("--engine-projects", shape.engine_projects, "The engine hands iq and projected over");
 }
 
@@ -115,10 +154,12 @@ int parse_and_run(int argc, char** argv) {
     int exit_code = 0;
     RunOptions run_options;
     DemoOptions demo_options;
+    TraceOptions trace_options;
     GraphOptions graph_options;
     ModelShape info_shape;
     add_run(app, run_options, exit_code);
     add_demo(app, demo_options, exit_code);
+    add_trace(app, trace_options, exit_code);
     add_graph(app, graph_options, exit_code);
     add_info(app, info_shape, exit_code);
     try {

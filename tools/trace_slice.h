@@ -3,13 +3,9 @@
 
 #include <span>
 
-namespace stepgraph::tools {
+#include "trace_file.h"
 
-struct TraceRequest {
-    int arrival_ms;  // from the trace's start
-    int prompt_tokens;
-    int generated_tokens;
-};
+namespace stepgraph::tools {
 
 std::span<const TraceRequest> conversation_trace();
 

@@ -1,5 +1,6 @@
-// The demonstration on the GPU: every step of the captured graph against the reference.
+// The demonstration and a trace on the GPU: steps of the captured graphs against the reference.
 #include <stepgraph/tools/demo_command.h>
+#include <stepgraph/tools/trace_command.h>
 
 #include "device_step.h"
 
@@ -19,6 +20,22 @@ TEST_F(DemoOnDevice, IsRightInEveryFormat) {
                                    .portable_scorer = portable_scorer}),
                       0);
         }
+    }
+}
+
+class TraceOnDevice : public GpuTest {};
+
+TEST_F(TraceOnDevice, IsRightInTheStepsThatAreChecked) {
+    for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::mxfp4}) {
+        EXPECT_EQ(tools::trace({.trace = STEPGRAPH_TEST_DATA "/../../tools/data/conversation_trace.csv",
+                                .device = tools::Device::cuda,
+                                .format = format,
+                                .steps = 300,
+                                .layers = 2,
+                                .rows = 24,
+                                .shrink = 4,
+                                .check = 4}),
+                  0);
     }
 }
 

@@ -196,7 +196,7 @@ TEST_F(HostileProducer, IsWaitedForByProject) {
 }
 
 class HostileProducerOf : public HostileProducer, public testing::WithParamInterface<CacheFormat> {};
-INSTANTIATE_TEST_SUITE_P(Formats, HostileProducerOf, testing::Values(CacheFormat::fp8, CacheFormat::mxfp4));
+INSTANTIATE_TEST_SUITE_P(Formats, HostileProducerOf, testing::Values(CacheFormat::fp8, CacheFormat::mxfp4_rowgroup));
 
 TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     Random random = fresh_random();
