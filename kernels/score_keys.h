@@ -37,6 +37,8 @@ public:
     using Page = Fp8Page;
     /// Whether all is in registers when a page is loaded. Else its stage is needed until the page is scored.
     static constexpr bool are_copied = true;
+    /// Whether two pages at a time are faster: where instructions, not memory, bound a page.
+    static constexpr bool come_in_twos = false;
 
     __device__ explicit Fp8Keys(CacheFormat)
         : offset_(static_cast<uint32_t>(first_token() * head_dim + static_cast<int>(threadIdx.x) % 4 * 32)),
@@ -79,6 +81,7 @@ class Mxfp4Keys {
 public:
     using Page = Mxfp4Page;
     static constexpr bool are_copied = false;
+    static constexpr bool come_in_twos = true;
 
     __device__ explicit Mxfp4Keys(CacheFormat format)
         : offset_(static_cast<uint32_t>(payload_offset(format, first_token(), block() * mxfp4_block))),
@@ -89,29 +92,27 @@ public:
 
     /// A key that cannot be widened gets the scale NaN.
     __device__ void load(const Page& page, CacheFormat format) {
-        const int to_next = payload_offset(format, 8, 0);
-        constexpr int to_next_scale = scale_offset(CacheFormat::mxfp4, 8, 0) - scale_offset(CacheFormat::mxfp4, 0, 0);
-        static_assert(to_next_scale ==
-                      scale_offset(CacheFormat::mxfp4_rowgroup, 8, 0) - scale_offset(CacheFormat::mxfp4_rowgroup, 0, 0));
-        const uint4 key = *reinterpret_cast<const uint4*>(page.data + offset_);
-        const uint4 next = *reinterpret_cast<const uint4*>(page.data + offset_ + to_next);
-        // Two keys' scale bytes go in one word, one in each half.
-        const uint32_t scales = page.data[scale_offset_] | static_cast<uint32_t>(page.data[scale_offset_ + to_next_scale])
-                                                               << 16U;
-        uint32_t largest = largest_of_four(scales);
-        uint32_t differences = largest - scales;
-        uint32_t lost = too_far(differences, largest);
-        if (__any_sync(whole_warp, lost != 0)) {
-            const uint3 closer = look_closer(key, next, scales);
-            largest = closer.x;
-            differences = closer.y;
-            lost = closer.z;
+        const Codes codes = codes_in(page, format);
+        Scales scales(codes);
+        if (__any_sync(whole_warp, scales.lost != 0)) {
+            scales = look_closer(codes);
         }
-        widen(0, key, differences & 0xFFFFU);
-        widen(1, next, differences >> 16U);
-        const bool odd = threadIdx.x % 2 != 0;
-        const bool is_lost = (odd ? lost >> 16U : lost & 0xFFFFU) != 0;
-        scale = is_lost ? NAN : widened_scale(static_cast<int>(odd ? largest >> 16U : largest & 0xFFFFU));
+        widen(codes, scales);
+    }
+
+    /// Both at once: neither waits for what the other reads.
+    __device__ static void load_two(Mxfp4Keys& first, const Page& first_page, Mxfp4Keys& second, const Page& second_page,
+                                    CacheFormat format) {
+        const Codes codes = first.codes_in(first_page, format);
+        const Codes second_codes = second.codes_in(second_page, format);
+        Scales scales(codes);
+        Scales second_scales(second_codes);
+        if (__any_sync(whole_warp, (scales.lost | second_scales.lost) != 0)) {
+            scales = look_closer(codes);
+            second_scales = look_closer(second_codes);
+        }
+        first.widen(codes, scales);
+        second.widen(second_codes, second_scales);
     }
 
     KeyOperands operands;
@@ -119,43 +120,81 @@ public:
 
 private:
     static constexpr unsigned whole_warp = 0xFFFFFFFFU;
-    static constexpr uint32_t sign_bits = 0x80008000U;
 
     [[nodiscard]] __device__ static int block() { return static_cast<int>(threadIdx.x) % 4; }
     /// A number in both halves of a word.
     [[nodiscard]] __device__ static constexpr uint32_t both(uint32_t x) { return x | x << 16U; }
+
+    /// A thread's block of its two keys as it stands in the page. Of two keys, each has a half of a word.
+    struct Codes {
+        uint4 key;
+        uint4 next;
+        uint32_t scales;
+    };
+
+    [[nodiscard]] __device__ Codes codes_in(const Page& page, CacheFormat format) const {
+        const int to_next = payload_offset(format, 8, 0);
+        constexpr int to_next_scale = scale_offset(CacheFormat::mxfp4, 8, 0) - scale_offset(CacheFormat::mxfp4, 0, 0);
+        static_assert(to_next_scale ==
+                      scale_offset(CacheFormat::mxfp4_rowgroup, 8, 0) - scale_offset(CacheFormat::mxfp4_rowgroup, 0, 0));
+        const uint32_t low = page.data[scale_offset_];
+        const uint32_t high = page.data[scale_offset_ + to_next_scale];
+        return {*reinterpret_cast<const uint4*>(page.data + offset_),
+                *reinterpret_cast<const uint4*>(page.data + offset_ + to_next), low | high << 16U};
+    }
 
     [[nodiscard]] __device__ static uint32_t largest_of_four(uint32_t bytes) {
         bytes = __vmaxu2(bytes, __shfl_xor_sync(whole_warp, bytes, 1));
         return __vmaxu2(bytes, __shfl_xor_sync(whole_warp, bytes, 2));
     }
 
-    /// Not 0, in its half or the one above, where a key's scales lie too far apart, or too far from 1.
-    [[nodiscard]] __device__ static uint32_t too_far(uint32_t differences, uint32_t largest) {
-        const uint32_t apart = differences + both(0x7FFF - most_widened_difference);
-        const uint32_t small = largest - both(least_widened_scale);
-        const uint32_t large = largest + both(0x7FFF - most_widened_scale);
-        return (apart | small | large) & sign_bits;
+    struct Scales {
+        uint32_t largest;      // of the four blocks
+        uint32_t differences;  // of this thread's block from it
+        uint32_t lost;         // not 0 in the half, or the one above it, of a key that cannot be widened
+
+        __device__ explicit Scales(const Codes& codes)
+            : largest(largest_of_four(codes.scales)), differences(largest - codes.scales), lost(too_far()) {}
+        __device__ Scales(uint32_t largest, uint32_t differences)
+            : largest(largest), differences(differences), lost(too_far()) {}
+
+    private:
+        /// Not 0, likewise, where a key's scales lie too far apart, or too far from 1.
+        [[nodiscard]] __device__ uint32_t too_far() const {
+            const uint32_t apart = differences + both(0x7FFF - most_widened_difference);
+            const uint32_t small = largest - both(least_widened_scale);
+            const uint32_t large = largest + both(0x7FFF - most_widened_scale);
+            return (apart | small | large) & both(0x8000);
+        }
+    };
+
+    /// Leaves blocks of zeros out: any scale fits them.
+    __device__ static __noinline__ Scales look_closer(Codes codes) {
+        constexpr uint32_t magnitudes = 0x77777777U;
+        constexpr uint32_t low_half = 0xFFFFU;
+        const auto any_magnitude = [](const uint4& c) { return ((c.x | c.y | c.z | c.w) & magnitudes) != 0; };
+        const uint32_t filled = (any_magnitude(codes.key) ? low_half : 0) | (any_magnitude(codes.next) ? ~low_half : 0);
+        uint32_t largest = largest_of_four(codes.scales & filled);
+        // Of a key of zeros.
+        largest |= (largest & low_half) == 0 ? 127U : 0;
+        largest |= (largest & ~low_half) == 0 ? 127U << 16U : 0;
+        const uint32_t differences = (largest - codes.scales) & filled;
+        // Each for itself: what one borrows would show in the other. All four threads must know.
+        uint32_t lost = (Scales((largest & low_half) | 127U << 16U, differences & low_half).lost != 0 ? 1U : 0) |
+                        (Scales((largest & ~low_half) | 127U, differences & ~low_half).lost != 0 ? 1U << 16U : 0);
+        lost |= __shfl_xor_sync(whole_warp, lost, 1);
+        lost |= __shfl_xor_sync(whole_warp, lost, 2);
+        Scales scales(largest, differences & ~(lost * low_half));
+        scales.lost = lost;
+        return scales;
     }
 
-    /// The largest scales, the differences from them, and a number in the half of a key that cannot be widened, where blocks
-    /// of zeros are left out: any scale fits them.
-    __device__ static __noinline__ uint3 look_closer(uint4 key, uint4 next, uint32_t scales) {
-        constexpr uint32_t magnitudes = 0x77777777U;
-        const uint32_t in_key = ((key.x | key.y | key.z | key.w) & magnitudes) != 0 ? 0xFFFFU : 0;
-        const uint32_t in_next = ((next.x | next.y | next.z | next.w) & magnitudes) != 0 ? 0xFFFF0000U : 0;
-        uint32_t largest = largest_of_four(scales & (in_key | in_next));
-        const uint32_t empty = ((largest & 0xFFFFU) == 0 ? 0xFFFFU : 0) | (largest >> 16U == 0 ? 0xFFFF0000U : 0);
-        largest |= both(127) & empty;  // of a key of zeros
-        uint32_t differences = (largest - scales) & (in_key | in_next);
-        uint32_t low = too_far(differences & 0xFFFFU, (largest & 0xFFFFU) | 127U << 16U);
-        uint32_t high = too_far(differences & 0xFFFF0000U, (largest & 0xFFFF0000U) | 127U);
-        low |= __shfl_xor_sync(whole_warp, low, 1);
-        high |= __shfl_xor_sync(whole_warp, high, 1);
-        low |= __shfl_xor_sync(whole_warp, low, 2);
-        high |= __shfl_xor_sync(whole_warp, high, 2);
-        differences &= (low != 0 ? 0 : 0xFFFFU) | (high != 0 ? 0 : 0xFFFF0000U);
-        return {largest, differences, (low != 0 ? 1U : 0) | (high != 0 ? 1U << 16U : 0)};
+    __device__ void widen(const Codes& codes, const Scales& scales) {
+        widen_key(0, codes.key, scales.differences & 0xFFFFU);
+        widen_key(1, codes.next, scales.differences >> 16U);
+        const unsigned own_half = threadIdx.x % 2 * 16;
+        const bool is_lost = (scales.lost >> own_half & 0xFFFFU) != 0;
+        scale = is_lost ? NAN : widened_scale(static_cast<int>(scales.largest >> own_half & 0xFFFFU));
     }
 
     /// Four E2M1 codes from the low half of `codes`, widened: what a byte permutation selects from tables of eight bytes.
@@ -173,7 +212,7 @@ private:
         return result;
     }
 
-    __device__ void widen(int half, const uint4& key, uint32_t difference) {
+    __device__ void widen_key(int half, const uint4& key, uint32_t difference) {
         const uint32_t small = widened_small(difference);
         const uint32_t large = widened_large(difference);
         const uint32_t eights[] = {key.x, key.y, key.z, key.w};

@@ -51,6 +51,12 @@ struct Sums {
         high = fmaf(next_weight, relu(d[3]), high);
     }
 
+    /// Adds four.
+    __device__ void add(const float4& weights, const float* d) {
+        add(weights.x, weights.y, d);
+        add(weights.z, weights.w, d + 4);
+    }
+
     /// Adds up the pairs of the four threads that share the keys: even ones get low, odd ones high.
     [[nodiscard]] __device__ float pair_sum() const {
         const bool odd = threadIdx.x % 2 != 0;
@@ -58,29 +64,25 @@ struct Sums {
     }
 };
 
-/// Scores a warp's sixteen keys, from `token` of a page on, for rows of which MXFP4 numbers could not be widened, or with
+/// Scores a warp's sixteen keys, from `token` of a page on, for a row of which MXFP4 numbers could not be widened, or with
 /// keys of which they could not: as the portable scorer does, a lane a key, in no hurry.
 template <int heads>
-__device__ __noinline__ void score_by_columns(const ScoreArgs& args, const uint8_t* page, int token, int position,
-                                              int first_row, int rows, const int32_t* ends) {
+__device__ __noinline__ void score_by_columns(const ScoreArgs& args, const uint8_t* page, int token, int position, int row) {
     token += static_cast<int>(threadIdx.x) % 32;
     position += static_cast<int>(threadIdx.x) % 32;
-    for (int i = 0; i < rows; ++i) {
-        const int row = first_row + i;
-        if (threadIdx.x % 32 >= 16 || ends[i] <= args.unscored_bound || position >= ends[i]) {
-            continue;
-        }
-        float sum = 0.0F;
-        for (int head = 0; head < heads; ++head) {
-            float dot = 0.0F;
-            for (int column = 0; column < head_dim; ++column) {
-                const float query = query_value(args.format, args.query, heads, args.max_rows, row, head, column);
-                dot = add_rn(dot, mul_rn(query, key_value(args.format, page, token, column)));
-            }
-            sum = add_rn(sum, mul_rn(args.head_weights[int64_t{row} * heads + head], relu(dot)));
-        }
-        args.logits[int64_t{row - args.tile_begin} * args.logits_stride + position] = sum;
+    if (threadIdx.x % 32 >= 16 || position >= args.ends[row]) {
+        return;
     }
+    float sum = 0.0F;
+    for (int head = 0; head < heads; ++head) {
+        float dot = 0.0F;
+        for (int column = 0; column < head_dim; ++column) {
+            const float query = query_value(args.format, args.query, heads, args.max_rows, row, head, column);
+            dot = add_rn(dot, mul_rn(query, key_value(args.format, page, token, column)));
+        }
+        sum = add_rn(sum, mul_rn(args.head_weights[int64_t{row} * heads + head], relu(dot)));
+    }
+    args.logits[int64_t{row - args.tile_begin} * args.logits_stride + position] = sum;
 }
 
 /// Scores pages in the registers of a warpgroup, for the rows of a piece, which stand in shared memory from column `slot`
@@ -96,7 +98,8 @@ public:
           policy_(evict_last()),
           least_keys_(max(args.unscored_bound, score_sm90_exact_keys)),
           mine_(static_cast<uint32_t>(own_token())),
-          keys_(args.format) {
+          keys_(args.format),
+          next_keys_(args.format) {
         pin(mine_);  // computed here, and not again for every page
     }
 
@@ -104,7 +107,7 @@ public:
         slot_ = slot;
         first_row_ = piece.first_row;
         rows_ = piece.rows;
-        const int64_t row = piece.first_row - args_.tile_begin + (writes_second_row() ? 1 : 0);
+        const int64_t row = piece.first_row - args_.tile_begin + (rows_ > 1 && writes_second_row() ? 1 : 0);
         logits_ = args_.logits + row * args_.logits_stride + mine_;
         query_ = swizzled_rows_low(shared_address(shared_.query[slot]));
         pin(query_);
@@ -116,8 +119,57 @@ public:
         valid_ = shared_.valid[stage];
         stage_ = stage;
         if (Keys::are_copied) {
-            release();
+            release(stage_);
         }
+    }
+
+    /// Whether score_two() scores two pages of this piece, from those stages, at a time.
+    [[nodiscard]] __device__ bool takes_two(int stage, int next_stage) const {
+        return rows_ == 1 && ends()[0] > least_keys_ && shared_.valid[stage] && shared_.valid[next_stage];
+    }
+
+    /// Writes the logits of two pages for the one row of the piece.
+    __device__ void score_two(int stage, int next_stage, int first_position, int next_first_position) {
+        Keys::load_two(keys_, shared_.pages[stage], next_keys_, shared_.pages[next_stage], args_.format);
+        float products[heads / 2];
+        float next_products[heads / 2];
+        prepare(keys_, products);
+        prepare(next_keys_, next_products);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            wgmma_e4m3<heads>(products, keys_.operands.codes[step], query_ + step * 2, step);
+            wgmma_e4m3<heads>(next_products, next_keys_.operands.codes[step], query_ + step * 2, step);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        Sums sums;
+        Sums next_sums;
+#pragma unroll
+        for (int i = 0; i < heads / 2; ++i) {
+            pin(products[i]);
+            pin(next_products[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < heads / 16; ++j) {
+            const float4 w = weights(0, j);
+            sums.add(w, products + j * 8);
+            next_sums.add(w, next_products + j * 8);
+        }
+        // The lower pairs of threads write the first page, the upper ones the second.
+        const bool upper = writes_second_row();
+        const float total = total_of(sums.pair_sum(), next_sums.pair_sum());
+        const float logit = total * (upper ? next_keys_.scale : keys_.scale);
+        const int offset = upper ? next_first_position : first_position;
+        const Lost lost = store_or_lose(logits_ + offset, logit, offset + static_cast<int>(mine_) < ends()[0]);
+        if (lost.lower) {
+            score_again(stage, first_position, 0);
+        }
+        if (lost.upper) {
+            score_again(next_stage, next_first_position, 0);
+        }
+        release(stage);
+        release(next_stage);
     }
 
     /// Writes the logits of the page that was loaded, whose first key is `first_position`.
@@ -133,22 +185,26 @@ public:
             write_invalid();
         }
         if (!Keys::are_copied) {
-            release();
+            release(stage_);
         }
     }
 
 private:
     /// Lets the stage have its next page.
-    __device__ void release() {
+    __device__ void release(int stage) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
-            barrier_arrive(&shared_.page_taken[stage_]);
+            barrier_arrive(&shared_.page_taken[stage]);
         }
     }
 
-    [[nodiscard]] __device__ static bool writes_second_row() { return threadIdx.x % 4 >= 2; }
+    [[nodiscard]] __device__ static bool writes_second_row() {
+        return threadIdx.x % 4 >= 2;
+    }
 
-    [[nodiscard]] __device__ const int32_t* ends() const { return shared_.ends + slot_ / heads; }
+    [[nodiscard]] __device__ const int32_t* ends() const {
+        return shared_.ends + slot_ / heads;
+    }
 
     /// The weights of four of this thread's heads of row `row`.
     [[nodiscard]] __device__ float4 weights(int row, int four) const {
@@ -198,20 +254,26 @@ private:
         }
     }
 
-    /// Starts to multiply by `rows` rows, from `row` of the piece on.
-    template <int rows>
-    __device__ void multiply(int row, float (&products)[rows * heads / 2]) {
+    /// Lets registers be what the matrix units read and write.
+    template <int n>
+    __device__ static void prepare(Keys& keys, float (&products)[n]) {
 #pragma unroll
         for (auto& product : products) {
             leave_undefined(product);
         }
 #pragma unroll
-        for (auto& step : keys_.operands.codes) {
+        for (auto& step : keys.operands.codes) {
 #pragma unroll
             for (auto& word : step) {
                 pin(word);
             }
         }
+    }
+
+    /// Starts to multiply by `rows` rows, from `row` of the piece on.
+    template <int rows>
+    __device__ void multiply(int row, float (&products)[rows * heads / 2]) {
+        prepare(keys_, products);
         const uint32_t query = query_ + static_cast<uint32_t>(row * heads * head_dim / 16);
         wgmma_fence();
 #pragma unroll
@@ -237,15 +299,16 @@ private:
             Sums row_sums;
 #pragma unroll
             for (int j = 0; j < heads / 16; ++j) {
-                const float* d = products + i * heads / 2 + j * 8;
-                const float4 w = weights(row + i, j);
-                row_sums.add(w.x, w.y, d);
-                row_sums.add(w.z, w.w, d + 4);
+                row_sums.add(weights(row + i, j), products + i * heads / 2 + j * 8);
             }
             sums[i] = row_sums.pair_sum();
         }
-        if (write<(rows > 1)>(to, sums[0], sums[rows - 1], end > least_keys_ && position_ < end)) {
-            score_again(row, rows);
+        const Lost lost = write<(rows > 1)>(to, sums[0], sums[rows - 1], end > least_keys_ && position_ < end);
+        if (lost.lower) {
+            score_again(stage_, position_ - static_cast<int>(mine_), row);
+        }
+        if (rows > 1 && lost.upper) {
+            score_again(stage_, position_ - static_cast<int>(mine_), row + 1);
         }
     }
 
@@ -278,32 +341,45 @@ private:
             }
             const float sum = sums.pair_sum();
             const bool wanted = ends()[row] > args_.unscored_bound && position_ < ends()[row];
-            if (write<false>(out_ + row * args_.logits_stride, sum, sum, wanted)) {
-                score_again(row, 1);
+            if (write<false>(out_ + row * args_.logits_stride, sum, sum, wanted).lower) {
+                score_again(stage_, position_ - static_cast<int>(mine_), row);
             }
         }
     }
 
-    /// Scores the warp's keys anew for `rows` rows, from `row` of the piece on.
-    __device__ void score_again(int row, int rows) {
+    /// Scores the warp's keys of a page anew for row `row` of the piece.
+    __device__ void score_again(int stage, int first_position, int row) {
         const int warp_token = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
-        score_by_columns<heads>(args_, shared_.pages[stage_].data, warp_token,
-                                position_ - static_cast<int>(mine_) + warp_token, first_row_ + row, rows, ends() + row);
+        score_by_columns<heads>(args_, shared_.pages[stage].data, warp_token, first_position + warp_token, first_row_ + row);
     }
 
-    /// Adds up the two pairs of threads that share keys, the lower pair for row `row`, the upper for the next one if there
-    /// are two, and writes the logit if it is wanted. Whether the warp has to score anew by columns.
-    template <bool two>
-    __device__ bool write(float* to, float sum, float next_sum, bool wanted) {
+    /// Adds up the two pairs of threads that share keys: the lower pair gets the first sum, the upper pair the second.
+    [[nodiscard]] __device__ static float total_of(float sum, float next_sum) {
         const bool upper = writes_second_row();
-        const float total = (upper ? next_sum : sum) + __shfl_xor_sync(0xFFFFFFFFU, upper ? sum : next_sum, 2);
-        const float logit = total * keys_.scale;
-        wanted = wanted && (two || !upper);
-        const bool again = !Keys::are_copied && __any_sync(0xFFFFFFFFU, wanted && isnan(logit)) != 0;
-        if (wanted && !again) {
+        return (upper ? next_sum : sum) + __shfl_xor_sync(0xFFFFFFFFU, upper ? sum : next_sum, 2);
+    }
+
+    /// Whether a logit is NaN, which tells that its row and page must be scored by columns, among those that the lower pairs
+    /// of a warp's threads write, or the upper ones. Each for itself: what is scored with a row must not change its bits.
+    struct Lost {
+        bool lower;
+        bool upper;
+    };
+
+    /// Writes a logit that is wanted, if nothing is lost among those of its row and page.
+    __device__ Lost store_or_lose(float* to, float logit, bool wanted) {
+        const uint32_t lanes = Keys::are_copied ? 0 : __ballot_sync(0xFFFFFFFFU, wanted && isnan(logit));
+        const Lost lost{(lanes & 0x33333333U) != 0, (lanes & 0xCCCCCCCCU) != 0};
+        if (wanted && !(writes_second_row() ? lost.upper : lost.lower)) {
             store(to, logit, policy_);
         }
-        return again;
+        return lost;
+    }
+
+    /// Writes the logit of row `row`, or of the next one if there are two, if it is wanted.
+    template <bool two>
+    __device__ Lost write(float* to, float sum, float next_sum, bool wanted) {
+        return store_or_lose(to, total_of(sum, next_sum) * keys_.scale, wanted && (two || !writes_second_row()));
     }
 
     const ScoreArgs& args_;
@@ -319,6 +395,7 @@ private:
     float* logits_;   // of key mine_ of the first row, or, for the threads that write every other row, of the second
     // Of the page:
     Keys keys_;
+    Keys next_keys_;  // of a second one that is scored with it
     int stage_;
     bool valid_;
     int position_;  // of key mine_

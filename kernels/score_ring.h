@@ -38,6 +38,9 @@ struct alignas(16) Page {
     static constexpr int stages = bytes == page_bytes(CacheFormat::fp8) ? 12 : 24;
     static_assert(stages % consumers == 0);
     static_assert(pages_before_next + 1 <= stages);  // and the first page
+    // Asked for at a time. Pages asked for together arrive together, and consumers wait longer for the first; but of small
+    // ones the producer could not ask for enough one by one.
+    static constexpr int together = bytes == page_bytes(CacheFormat::fp8) ? 1 : 2;
 
     uint8_t data[bytes];
 };
@@ -140,7 +143,7 @@ public:
 private:
     __device__ void ask_for_first(const ScorePiece& piece) {
         hold(piece.block);
-        ask(piece, 0);
+        ask(piece, 0, 1);
         ring_ = ring_.ahead(1);
     }
 
@@ -158,12 +161,12 @@ private:
             blocks = blocks_of(piece, first + 33);
             const int held = min(32, others - first);
 #pragma unroll 1
-            for (int i = 0; i < held; ++i) {
+            for (int i = 0; i < held; i += Page::together) {
                 if (first + i >= before_next && !pushed) {
                     push_next(next, is_second(piece.next));
                     pushed = true;
                 }
-                ask(piece, i);
+                ask(piece, i, min(held, i + Page::together));
             }
             ring_ = ring_.ahead(held);
         }
@@ -228,10 +231,9 @@ private:
         page_ = page_address(args_.cache, block, args_.page_stride_bytes);
     }
 
-    /// Asks for the page that lane `lane` holds. Pages asked for together would arrive together, and consumers wait longer
-    /// for the first.
-    __device__ void ask(const ScorePiece& piece, int lane) {
-        if (lane_ == lane) {
+    /// Asks for the pages that lanes [begin, end) hold.
+    __device__ void ask(const ScorePiece& piece, int begin, int end) {
+        if (begin <= lane_ && lane_ < end) {
             const int stage = place_.index;
             barrier_wait(&shared_.page_taken[stage], place_.parity ^ 1U);
             shared_.valid[stage] = valid_;

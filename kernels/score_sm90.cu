@@ -92,12 +92,29 @@ private:
         synchronise();
     }
 
+    __device__ void wait_for_page(const Place<Page::stages>& place) {
+        barrier_wait(&shared_.page_there[place.index], place.parity);
+        __syncwarp();  // the lanes stay together: what the stage holds changes when the first of them has released it
+    }
+
     __device__ void score_pages(const ScorePiece& piece, int slot) {
         page_.take(piece, slot);
         // Warpgroups take turns, through all pieces.
         for (int i = piece.page_begin + (warpgroup_ - turn_ + consumers) % consumers; i < piece.page_end; i += consumers) {
-            barrier_wait(&shared_.page_there[ring_.index], ring_.parity);
-            __syncwarp();  // the lanes stay together: what the stage holds changes when the first of them has released it
+            wait_for_page(ring_);
+            if constexpr (Keys::come_in_twos) {
+                // Not of a piece's last pages: the first would wait for the second.
+                if (i + 2 * consumers < piece.page_end) {
+                    const auto next = ring_.ahead(consumers);
+                    wait_for_page(next);
+                    if (page_.takes_two(ring_.index, next.index)) {
+                        page_.score_two(ring_.index, next.index, i * page_tokens, (i + consumers) * page_tokens);
+                        ring_.advance(2 * consumers);
+                        i += consumers;
+                        continue;
+                    }
+                }
+            }
             page_.load(ring_.index);
             page_.score(i * page_tokens);
             ring_.advance(consumers);

@@ -380,6 +380,18 @@ void score_however_shared(CacheFormat format, int heads, Random& random, Draw dr
                 << "row " << row << ", " << j << ": " << a[j] << " and " << b[j];
         }
     }
+    // The last row of each request, when nothing else is scored with it.
+    std::vector<int32_t> alone(ends.size());
+    for (size_t q = 0; q + 1 < starts.size(); ++q) {
+        alone[static_cast<size_t>(starts[q + 1] - 1)] = ends[static_cast<size_t>(starts[q + 1] - 1)];
+    }
+    device_ends.upload(alone);
+    const std::vector<float> apart = scored(132, 1);
+    device_ends.upload(ends);
+    for (size_t row = 0; row < ends.size(); ++row) {
+        expect_same_bits(apart.data() + row * static_cast<size_t>(width), undrawn.data() + row * static_cast<size_t>(width),
+                         alone[row] > args.unscored_bound ? static_cast<size_t>(alone[row]) : 0, "logits of a row alone");
+    }
     for (const int blocks : {1, 3, 8, 11, 64}) {
         SCOPED_TRACE(blocks);
         const std::vector<float> actual = scored(blocks, 3);
@@ -397,6 +409,9 @@ TEST_F(Pieces, GiveTheSameBitsHoweverTheyAreShared) {
         score_however_shared(CacheFormat::fp8, heads, random, [&](Operands& o) { o.draw_fp8(random); });
         for (const CacheFormat format : {CacheFormat::mxfp4, CacheFormat::mxfp4_rowgroup}) {
             for (const auto far : {Operands::Far::none, Operands::Far::keys, Operands::Far::rows}) {
+                if (far != Operands::Far::none && heads != 32) {
+                    continue;  // column by column it takes its time
+                }
                 SCOPED_TRACE(std::to_string(static_cast<int>(format)) + ", far " + std::to_string(static_cast<int>(far)));
                 score_however_shared(format, heads, random, [&](Operands& o) { o.draw_mxfp4(far, random); });
             }
