@@ -1,4 +1,4 @@
-# Installs the library into an empty folder, builds examples/minimal against it with find_package, and runs it.
+# Installs the library into an empty folder, builds the examples against it with find_package, and runs them.
 # Wants: build_dir, source_dir, work_dir, generator.
 file(REMOVE_RECURSE ${work_dir})
 function(run)
@@ -8,7 +8,9 @@ function(run)
   endif()
 endfunction()
 run(${CMAKE_COMMAND} --install ${build_dir} --prefix ${work_dir}/installed)
-run(${CMAKE_COMMAND} -S ${source_dir}/examples/minimal -B ${work_dir}/build -G ${generator}
-    -DCMAKE_PREFIX_PATH=${work_dir}/installed -DCMAKE_BUILD_TYPE=Release)
-run(${CMAKE_COMMAND} --build ${work_dir}/build)
-run(${work_dir}/build/minimal)
+foreach(example minimal engine)
+  run(${CMAKE_COMMAND} -S ${source_dir}/examples/${example} -B ${work_dir}/${example} -G ${generator}
+      -DCMAKE_PREFIX_PATH=${work_dir}/installed -DCMAKE_BUILD_TYPE=Release)
+  run(${CMAKE_COMMAND} --build ${work_dir}/${example})
+  run(${work_dir}/${example}/${example})
+endforeach()
