@@ -80,8 +80,8 @@ class Pipeline:
         """Fixes the tensors: their memory is used where it lies from here on, and kept from being freed until another
         ``bind`` or the pipeline's end. ``workspace``: uint8 [at least workspace_bytes], aligned to 256 bytes; none on the CPU.
 
-        Synchronises; nothing that uses the workspace may be in flight. Drops what was captured. On an error the pipeline stays
-        as it was.
+        Synchronises a stream of its own. Nothing that uses the workspace may be in flight, nor what an allocator handed its
+        memory to before (``torch.cuda.synchronize()``). Drops what was captured. On an error the pipeline stays as it was.
         """
         _expect(step, "step", StepBuffers)
         _expect(layers, "layers", Sequence)

@@ -1,12 +1,13 @@
-"""Whole steps on the GPU over torch's tensors, against a plain torch implementation."""
+"""Whole steps over torch's tensors, against a plain torch implementation: on the GPU, and with the reference on the CPU."""
+
+from functools import partial
 
 import pytest
 
 import stepgraph
 
 torch = pytest.importorskip("torch", reason="needs torch: there is none")
-if not torch.cuda.is_available():
-    pytest.skip("needs an NVIDIA GPU: torch sees none", allow_module_level=True)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: torch sees none")
 
 HEADS, TOP_K, ROWS, REQUESTS, COLUMNS, PAGES, LAYERS = 32, 64, 8, 4, 8, 64, 3
 Q_LORA, HIDDEN = 256, 512
@@ -23,33 +24,32 @@ GEOMETRY = stepgraph.Geometry(
 )
 
 
-def empty(*shape, dtype):
-    return torch.full(shape, 77, dtype=dtype, device="cuda")
-
-
 def normal(*shape):
     return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
 
 class Model:
-    """Random tensors, and the step in plain torch: keys are kept as they were before they were quantised into the cache."""
+    """Random tensors of a step, and what plain torch makes of them."""
 
-    def __init__(self, layers=LAYERS):
-        self.seq_lens = torch.tensor([200, 512, 0, 65], dtype=torch.int32, device="cuda")
-        self.query_lens = torch.tensor([1, 3, 0, 1], dtype=torch.int32, device="cuda")
-        pages = torch.randperm(PAGES, device="cuda")[: REQUESTS * COLUMNS]
+    def __init__(self, device="cuda", layers=LAYERS):
+        self.device = device
+        self.seq_lens = torch.tensor([200, 512, 0, 65], dtype=torch.int32, device=device)
+        self.query_lens = torch.tensor([1, 3, 0, 1], dtype=torch.int32, device=device)
+        pages = torch.randperm(PAGES, device=device)[: REQUESTS * COLUMNS]
         self.block_table = pages.view(REQUESTS, COLUMNS).to(torch.int32)
         self.layers = [self.make_layer() for _ in range(layers)]
 
     def make_layer(self):
+        randn = partial(torch.randn, device=self.device)
+        empty = partial(torch.empty, device=self.device)
         return {
-            "q_c": normal(ROWS, Q_LORA),
-            "hidden": normal(ROWS, HIDDEN),
-            "wq_b": normal(HEADS * 128, Q_LORA) / 16,
-            "w_kv": normal(128 + HEADS, HIDDEN) / 16,
-            "k_norm_weight": 1 + torch.randn(128, device="cuda") / 8,
-            "k_norm_bias": torch.randn(128, device="cuda") / 8,
-            "cache": pack(torch.randn(PAGES, 64, 128, device="cuda")),
+            "q_c": randn(ROWS, Q_LORA).to(torch.bfloat16),
+            "hidden": randn(ROWS, HIDDEN).to(torch.bfloat16),
+            "wq_b": randn(HEADS * 128, Q_LORA).to(torch.bfloat16) / 16,
+            "w_kv": randn(128 + HEADS, HIDDEN).to(torch.bfloat16) / 16,
+            "k_norm_weight": 1 + randn(128) / 8,
+            "k_norm_bias": randn(128) / 8,
+            "cache": pack(randn(PAGES, 64, 128)),
             "indices": empty(ROWS, TOP_K, dtype=torch.int32),
             "counts": empty(ROWS, dtype=torch.int32),
             "physical_slots": empty(ROWS, TOP_K, dtype=torch.int64),
@@ -58,12 +58,16 @@ class Model:
         }
 
     def pipeline(self, **options):
-        pipeline = stepgraph.Pipeline(GEOMETRY, **options)
+        pipeline = stepgraph.Pipeline(GEOMETRY, device=self.device, **options)
         step = stepgraph.StepBuffers(
             seq_lens=self.seq_lens, query_lens=self.query_lens, block_table=self.block_table
         )
         layers = [stepgraph.LayerBuffers(**layer) for layer in self.layers]
-        pipeline.bind(step, layers, torch.empty(pipeline.workspace_bytes, dtype=torch.uint8, device="cuda"))
+        workspace = torch.empty(pipeline.workspace_bytes, dtype=torch.uint8, device=self.device)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        pipeline.bind(step, layers, workspace)
+        self.poison()
         return pipeline
 
     def rows(self):
@@ -140,10 +144,11 @@ def fresh_seed():
 
 
 @pytest.mark.parametrize("portable", [False, True])
-def test_an_eager_step_is_torchs(portable):
-    model = Model()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_an_eager_step_is_torchs(device, portable):
+    model = Model(device)
     pipeline = model.pipeline(portable_scorer=portable)
-    stream = torch.cuda.current_stream()
+    stream = torch.cuda.current_stream() if device == "cuda" else None
     pipeline.enqueue_layout(ROWS, stream)
     for layer in range(LAYERS):
         pipeline.enqueue_layer(layer, ROWS, stream)
@@ -151,6 +156,7 @@ def test_an_eager_step_is_torchs(portable):
     model.expect()
 
 
+@needs_gpu
 def test_a_replay_calls_what_the_engine_captured_between_the_layers():
     model = Model()
     pipeline = model.pipeline()
@@ -176,6 +182,7 @@ def test_a_replay_calls_what_the_engine_captured_between_the_layers():
     assert len(calls) == 2 * LAYERS
 
 
+@needs_gpu
 def test_an_exception_of_the_callback_ends_the_capture():
     model = Model()
     pipeline = model.pipeline()
@@ -192,6 +199,7 @@ def test_an_exception_of_the_callback_ends_the_capture():
     model.expect()
 
 
+@needs_gpu
 def test_a_step_is_captured_by_torch():
     model = Model()
     pipeline = model.pipeline()
@@ -211,6 +219,7 @@ def test_a_step_is_captured_by_torch():
         model.expect()
 
 
+@needs_gpu
 def test_refuses_tensors_of_another_place_or_kind():
     model = Model(layers=1)
     for name, change, kind, sentence in (
@@ -228,6 +237,7 @@ def test_refuses_tensors_of_another_place_or_kind():
             broken.pipeline()
 
 
+@needs_gpu
 def test_refuses_tensors_of_another_device():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs a second GPU: there is one")
