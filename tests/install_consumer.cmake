@@ -25,7 +25,7 @@ execute_process(COMMAND pkg-config --cflags --libs stepgraph OUTPUT_VARIABLE fla
 separate_arguments(flags UNIX_COMMAND "${flags}")
 run(cc -std=c99 ${source_dir}/tests/abi/use_from_c.c -o ${work_dir}/use_from_c ${flags}
     -Wl,-rpath,${package_dir}/..)
-execute_process(COMMAND ${work_dir}/use_from_c RESULT_VARIABLE result)
+execute_process(COMMAND ${work_dir}/use_from_c RESULT_VARIABLE result OUTPUT_VARIABLE said)
 if(NOT result MATCHES "^(0|77)$")
-  message(FATAL_ERROR "use_from_c returned ${result}")
+  message(FATAL_ERROR "use_from_c returned ${result}: ${said}")
 endif()
