@@ -1,4 +1,4 @@
-# Install rules: headers, library and a package that find_package(stepgraph CONFIG) finds.
+# Install rules: headers, library, and packages that find_package(stepgraph CONFIG) and pkg-config find.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -20,3 +20,16 @@ install(FILES
     ${CMAKE_CURRENT_BINARY_DIR}/stepgraphConfig.cmake
     ${CMAKE_CURRENT_BINARY_DIR}/stepgraphConfigVersion.cmake
     DESTINATION ${stepgraph_package_dir})
+
+# For builds without CMake. A static library brings what it was made of.
+file(RELATIVE_PATH stepgraph_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND -I OUTPUT_VARIABLE stepgraph_pc_cflags)
+list(JOIN stepgraph_pc_cflags " " stepgraph_pc_cflags)
+cmake_path(GET CUDA_cudart_LIBRARY PARENT_PATH stepgraph_pc_cuda)
+set(stepgraph_pc_libs "-L${stepgraph_pc_cuda} -lcudart")
+get_target_property(stepgraph_type stepgraph TYPE)
+if(stepgraph_type STREQUAL "STATIC_LIBRARY")
+  string(APPEND stepgraph_pc_libs " -lcublasLt -lstdc++ -lm")
+endif()
+configure_file(cmake/stepgraph.pc.in stepgraph.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/stepgraph.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -18,6 +18,7 @@
 
 #include "capture_mode.h"
 #include "check_buffers.h"
+#include "check_calls.h"
 #include "own_stream.h"
 #include "workspace.h"
 
@@ -77,10 +78,6 @@ struct Pipeline::Bound {
 
     [[nodiscard]] LaunchContext on(cudaStream_t stream) const { return {stream, options.programmatic_edges}; }
     [[nodiscard]] const int64_t* slots() const { return step.slots != nullptr ? step.slots : work.slots; }
-    void check_rows(int rows) const;
-    void check_layout(int rows) const;
-    const LayerBuffers& checked_layer(int layer) const;
-
     void enqueue_layout(int rows, cudaStream_t stream) const;
     [[nodiscard]] ProjectArgs project_args(const LayerBuffers& layer, int rows) const;
     void prepare_projections();
@@ -100,16 +97,8 @@ struct Pipeline::Parts {
     std::unique_ptr<Bound> bound;
     bool capturing = false;
 
-    void refuse_in_callback(const char* call) const {
-        if (capturing) {
-            throw Error(ErrorCode::wrong_order, std::string(call) + " was called from after_layer, must not be");
-        }
-    }
-
     Bound& bound_for(const char* call) const {
-        if (bound == nullptr) {
-            throw Error(ErrorCode::wrong_order, std::string(call) + " was called before bind, must follow it");
-        }
+        check_bound(bound != nullptr, call);
         return *bound;
     }
 };
@@ -128,32 +117,6 @@ public:
 private:
     Parts& parts_;
 };
-
-void Pipeline::Bound::check_rows(int rows) const {
-    if (rows < 1 || rows > geometry.max_rows) {
-        throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) + ", must be 1 to max_rows (" +
-                                                 std::to_string(geometry.max_rows) + ")");
-    }
-}
-
-void Pipeline::Bound::check_layout(int rows) const {
-    if (layout_rows == 0) {
-        throw Error(ErrorCode::wrong_order, "enqueue_layer was called before enqueue_layout, must follow it");
-    }
-    if (layout_rows != rows) {
-        throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) + ", must be " + std::to_string(layout_rows) +
-                                                 ", for which the layout was enqueued");
-    }
-}
-
-const LayerBuffers& Pipeline::Bound::checked_layer(int layer) const {
-    if (layer < 0 || layer >= static_cast<int>(layers.size())) {
-        throw Error(ErrorCode::invalid_layer, "layer is " + std::to_string(layer) + ", must be 0 to " +
-                                                  std::to_string(layers.size() - 1) + ", for " +
-                                                  std::to_string(layers.size()) + " were bound");
-    }
-    return layers[static_cast<size_t>(layer)];
-}
 
 void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
     layout_rows = rows;
@@ -373,7 +336,7 @@ size_t Pipeline::workspace_bytes() const noexcept {
 }
 
 void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layers, const Workspace& workspace) {
-    parts_->refuse_in_callback("bind");
+    check_outside_callback(parts_->capturing, "bind");
     const Geometry& geometry = parts_->geometry;
     check_addresses(geometry, step, layers, workspace, parts_->workspace_bytes);
     const UnhinderedByOtherCaptures unhindered;
@@ -428,18 +391,8 @@ void Pipeline::bind(const StepBuffers& step, std::span<const LayerBuffers> layer
 
 void Pipeline::capture(std::vector<int> buckets, const AfterLayer& after_layer) {
     Bound& bound = parts_->bound_for("capture");
-    parts_->refuse_in_callback("capture");
-    if (buckets.empty()) {
-        throw Error(ErrorCode::invalid_rows, "buckets is empty, must hold at least one row count");
-    }
-    for (const int rows : buckets) {
-        if (rows < 1 || rows > bound.geometry.max_rows) {
-            throw Error(ErrorCode::invalid_rows, "a bucket is " + std::to_string(rows) + " rows, must be 1 to max_rows (" +
-                                                     std::to_string(bound.geometry.max_rows) + ")");
-        }
-    }
-    std::sort(buckets.begin(), buckets.end());
-    buckets.erase(std::unique(buckets.begin(), buckets.end()), buckets.end());
+    check_outside_callback(parts_->capturing, "capture");
+    buckets = checked_buckets(std::move(buckets), bound.geometry.max_rows);
     const Capturing capturing(*parts_);
     std::map<int, CapturedGraph> graphs;
     for (const int rows : buckets) {
@@ -452,29 +405,22 @@ void Pipeline::capture(std::vector<int> buckets, const AfterLayer& after_layer) 
 
 void Pipeline::replay(int rows, cudaStream_t stream) const {
     const Bound& bound = parts_->bound_for("replay");
-    if (bound.graphs.empty()) {
-        throw Error(ErrorCode::wrong_order, "replay was called before capture, must follow it");
-    }
-    const auto bucket = bound.graphs.lower_bound(rows);
-    if (rows < 1 || bucket == bound.graphs.end()) {
-        throw Error(ErrorCode::invalid_rows, "rows is " + std::to_string(rows) +
-                                                 ", must be 1 to the largest captured bucket (" +
-                                                 std::to_string(bound.graphs.rbegin()->first) + ")");
-    }
-    bucket->second.launch(stream);
+    check_replay(rows, bound.graphs.empty() ? 0 : bound.graphs.rbegin()->first);
+    bound.graphs.lower_bound(rows)->second.launch(stream);
 }
 
 void Pipeline::enqueue_layout(int rows, cudaStream_t stream) const {
     const Bound& bound = parts_->bound_for("enqueue_layout");
-    bound.check_rows(rows);
+    check_rows(rows, bound.geometry.max_rows);
     bound.enqueue_layout(rows, stream);
 }
 
 void Pipeline::enqueue_layer(int layer, int rows, cudaStream_t stream) const {
     const Bound& bound = parts_->bound_for("enqueue_layer");
-    const LayerBuffers& buffers = bound.checked_layer(layer);
-    bound.check_rows(rows);
-    bound.check_layout(rows);
+    check_layer(layer, bound.layers.size());
+    check_rows(rows, bound.geometry.max_rows);
+    check_layout(bound.layout_rows, rows);
+    const LayerBuffers& buffers = bound.layers[static_cast<size_t>(layer)];
     bound.enqueue_projections(buffers, rows, stream);
     bound.enqueue_behind_projections(buffers, rows, stream);
 }

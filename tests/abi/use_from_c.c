@@ -138,6 +138,23 @@ static void check_handles(void) {
     EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 2, NULL, 0), STEPGRAPH_INVALID_ARGUMENT, "layers[1].size is 0");
     EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, NULL, 0), STEPGRAPH_INVALID_BUFFER, "is null");
     EXPECT_REFUSED(stepgraph_bind(pipeline, &step, NULL, 0, NULL, 0), STEPGRAPH_INVALID_BUFFER, "layers is empty");
+    /* Addresses that nobody follows before they are refused. */
+    step.seq_lens = (const int32_t*)4098;
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, NULL, 0), STEPGRAPH_INVALID_BUFFER,
+                   "step buffers: seq_lens is 0x1002, must be aligned to 4 bytes");
+    step.seq_lens = step.query_lens = step.block_table = (const int32_t*)4096;
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, (void*)4224, bytes), STEPGRAPH_INVALID_BUFFER,
+                   "workspace is 0x1080, must be aligned to 256 bytes");
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, (void*)4096, bytes - 1), STEPGRAPH_WORKSPACE_TOO_SMALL,
+                   "must be at least");
+    layer[0].iq = (const void*)4096;
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, (void*)4096, bytes), STEPGRAPH_INVALID_BUFFER,
+                   "layer 0: projected is null");
+    layer[0].hidden = (const void*)8192;
+    EXPECT_REFUSED(stepgraph_bind(pipeline, &step, layer, 1, (void*)4096, bytes), STEPGRAPH_INVALID_BUFFER,
+                   "layer 0: hidden is 0x2000, must be null where iq and projected are handed over");
+    filled.size = 0;
+    EXPECT_REFUSED(stepgraph_get_geometry(pipeline, &filled), STEPGRAPH_INVALID_ARGUMENT, "geometry.size is 0");
 
     EXPECT_OK(stepgraph_destroy(pipeline));
     EXPECT_REFUSED(stepgraph_destroy(pipeline), STEPGRAPH_INVALID_ARGUMENT, "that was not destroyed");

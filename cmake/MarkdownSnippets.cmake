@@ -1,5 +1,5 @@
 # Turns every ```cpp block of a Markdown file into a function body in a source file of its own, so that it is compiled.
-function(stepgraph_readme_snippets markdown prelude out_sources)
+function(stepgraph_markdown_snippets markdown prelude out_sources)
   file(READ ${markdown} text)
   # Semicolons and brackets have a meaning in CMake's lists: carry them through as words.
   string(REPLACE ";" "@semicolon@" text "${text}")
@@ -12,6 +12,7 @@ function(stepgraph_readme_snippets markdown prelude out_sources)
   if(NOT fence_count EQUAL block_count)
     message(FATAL_ERROR "${markdown}: of ${fence_count} C++ snippets only ${block_count} can be read; one holds a backtick or has no end")
   endif()
+  cmake_path(GET markdown STEM stem)
   set(sources)
   set(number 0)
   foreach(block IN LISTS blocks)
@@ -20,7 +21,7 @@ function(stepgraph_readme_snippets markdown prelude out_sources)
     string(REPLACE "@semicolon@" ";" block "${block}")
     string(REPLACE "@open@" "[" block "${block}")
     string(REPLACE "@close@" "]" block "${block}")
-    set(source ${CMAKE_CURRENT_BINARY_DIR}/readme_snippet_${number}.cpp)
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/snippets/${stem}_${number}.cpp)
     file(CONFIGURE OUTPUT ${source} @ONLY CONTENT
         "#define SNIPPET_${number}\n#include \"${prelude}\"\nSNIPPET_FUNCTION {\n${block}}\n")
     list(APPEND sources ${source})

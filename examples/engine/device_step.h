@@ -1,0 +1,21 @@
+// The step on the GPU: three layers of indexer and attention, captured by the engine as one graph.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine.h"
+
+class DeviceStep {
+public:
+    /// Allocates everything and captures. Throws stepgraph::Error.
+    DeviceStep();
+    ~DeviceStep();
+
+    /// Copies the step's lengths, blocks and tokens to the device, launches the graph and waits for its predictions.
+    std::vector<int> run(const std::vector<Scheduled>& step);
+
+private:
+    struct Parts;
+    std::unique_ptr<Parts> parts_;
+};
