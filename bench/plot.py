@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Draws a result of score_bench or of step_bench.
+"""Draws a result of score_bench, of select_bench, of project_bench or of step_bench.
 
     plot.py h200-score.json h200-score.svg
-    plot.py h200-step.json h200-step.svg
+    plot.py h200-select.json h200-select.svg
 
-Of both: time against context, beside the time that reading the bytes takes at least. Of score_bench also the share of the read
-ceiling; of step_bench what the stages add to a layer one behind the other, and what programmatic edges save.
+Of score_bench and step_bench: time against context, beside the time that reading the bytes takes at least; of score_bench also the
+share of the read ceiling; of step_bench what the stages add to a layer one behind the other, and what programmatic edges save. Of
+select_bench: time against the length of the rows, and what other logits than normal ones cost. Of project_bench: time against the
+rows, beside cuBLASLt and the time that reading the weights takes at least.
 
 Needs matplotlib.
 """
@@ -52,16 +54,64 @@ def is_plain(row: dict) -> bool:
 
 
 def draw_score(result: dict):
-    cells = [row for row in result["rows"] if is_plain(row) and row["heads"] == 32 and row["cold"]]
-    figure, (time, share) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    draw_times(time, cells, lambda row: row["key_bytes"] / result["ceiling_tb_s"] / 1e6, "lower right", share)
-    time.set_ylabel("µs; dotted: reading the keys at the ceiling")
-    scale_context(share, cells)
-    share.set_ylabel("share of the read ceiling")
-    share.set_ylim(0, 1)
-    figure.suptitle(
-        f"score, FP8, 32 heads, one row a request, cold: {result['gpu']}, ceiling {result['ceiling_tb_s']:.2f} TB/s"
-    )
+    plain = [row for row in result["rows"] if is_plain(row) and row["heads"] == 32 and row["cold"]]
+    formats = [name for name in ("fp8", "mxfp4") if any(row["format"] == name for row in plain)]
+    figure, axes = plt.subplots(len(formats), 2, figsize=(11, 4.2 * len(formats)), layout="constrained", squeeze=False)
+    for name, (time, share) in zip(formats, axes):
+        cells = [row for row in plain if row["format"] == name]
+        draw_times(time, cells, lambda row: row["key_bytes"] / result["ceiling_tb_s"] / 1e6, "lower right", share)
+        time.set_ylabel(f"{name}, µs; dotted: reading the keys at the ceiling")
+        scale_context(share, cells)
+        share.set_ylabel("share of the read ceiling")
+        share.set_ylim(0, 1)
+    figure.suptitle(f"score, 32 heads, one row a request, cold: {result['gpu']}, ceiling {result['ceiling_tb_s']:.2f} TB/s")
+    return figure
+
+
+def draw_select(result: dict):
+    cells = [row for row in result["rows"] if not row["cold"] and row["k"] == 2048 and row["edges"] == "programmatic"
+             and row["captured_length"] == row["length"] and row["kernel"] == "select_sm90"]
+    normal = {(row["rows"], row["length"]): row["us"] for row in cells if row["distribution"] == "normal"}
+    figure, (time, others) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for rows in sorted({at[0] for at in normal}):
+        lengths = sorted(at[1] for at in normal if at[0] == rows)
+        time.plot([length / 1024 for length in lengths], [normal[rows, length] for length in lengths], marker="o",
+                  label=f"{rows} row{'s' if rows > 1 else ''}")
+    time.set_xscale("log", base=2)
+    time.set_xticks(sorted({at[1] / 1024 for at in normal}), labels=sorted({at[1] // 1024 for at in normal}))
+    time.set_xlabel("length of a row, 1024 logits")
+    time.set_ylabel("µs, normal logits")
+    time.set_ylim(bottom=0)
+    time.grid(alpha=0.3)
+    time.legend(loc="upper left")
+    distributions = [name for name in dict.fromkeys(row["distribution"] for row in cells) if name != "normal"]
+    for at, name in enumerate(distributions):
+        ratios = [row["us"] / normal[row["rows"], row["length"]] for row in cells if row["distribution"] == name]
+        others.plot(ratios, [at] * len(ratios), "o", color=f"C{at}", alpha=0.6)
+    others.axvline(1, color="0.3", linestyle=":")
+    others.set_yticks(range(len(distributions)), labels=distributions)
+    others.set_xlabel("time over that of normal logits, one point a cell")
+    others.grid(alpha=0.3)
+    figure.suptitle(f"select, K 2048, exact, logits in the L2: {result['gpu']}")
+    return figure
+
+
+def draw_project(result: dict):
+    cells = [row for row in result["rows"] if row["shape"] == "k3"]
+    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
+    for against, chain, name in (("stepgraph", False, "stepgraph"), ("stepgraph", True, "stepgraph, added to a chain"),
+                                 ("cublaslt", False, "cuBLASLt")):
+        line = sorted((row for row in cells if row["against"] == against and row["added"] == chain), key=lambda row: row["rows"])
+        axes.plot([row["rows"] for row in line], [row["us"] for row in line], marker="o", label=name)
+    axes.axhline(cells[0]["weight_bytes"] / result["ceiling_tb_s"] / 1e6, linestyle=":", color="0.3", label="reading the weights")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({row["rows"] for row in cells}), labels=sorted({row["rows"] for row in cells}))
+    axes.set_xlabel("rows")
+    axes.set_ylabel("µs, both products, cold weights")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")
+    figure.suptitle(f"project, K3 shape: {result['gpu']}")
     return figure
 
 
@@ -111,10 +161,15 @@ def draw_step(result: dict):
     return figure
 
 
+# By a key that only its rows have.
+drawers = {"stage_us": draw_step, "distribution": draw_select, "shape": draw_project, "heads": draw_score}
+
+
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         result = json.load(file)
-    figure = draw_step(result) if "stage_us" in result["rows"][0] else draw_score(result)
+    key = next(key for key in drawers if key in result["rows"][0])
+    figure = drawers[key](result)
     figure.savefig(sys.argv[2], metadata={"Date": None} if sys.argv[2].endswith(".svg") else None)
 
 
