@@ -19,7 +19,8 @@ inline constexpr int score_sm90_exact_keys = 1024;
 
 /// Enqueues `blocks` blocks, those that schedule() made args.pieces for, with score_sm90_rows_a_pass(args.heads) rows a
 /// pass. can_score_sm90() holds and prepare_score_sm90(args.format, args.heads) was called. The logits of score() within
-/// 2e-3 of a row's largest, and the same bits for a row whatever the batch, the tile or the number of blocks. Throws Error.
+/// 2e-3 (FP8) or 4e-3 (MXFP4) of a row's largest, and the same bits for a row whatever the batch, the tile or the number of
+/// blocks. Throws Error.
 void score_sm90(const ScoreArgs& args, int blocks, LaunchContext context);
 void prepare_score_sm90(CacheFormat format, int heads);
 
