@@ -3,9 +3,8 @@
 
 #include <cuda_fp8.h>
 
-#include <stepgraph/layouts/query_row.h>
-
 #include "matrix_units.h"
+#include "score_columns.h"
 #include "score_keys.h"
 #include "score_sm90.h"
 
@@ -15,13 +14,6 @@ namespace stepgraph::sm90 {
 template <typename Page>
 __device__ __forceinline__ uint8_t* query_word(Shared<Page>& shared, int column, int t, int word) {
     return shared.query[column] + (word ^ (column % 8)) * 16 + t * 4;
-}
-
-/// max(0, x) that keeps a NaN, in one instruction.
-__device__ __forceinline__ float relu(float x) {
-    float y;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /// Two E4M3 codes, the first in the low byte, as two FP16 numbers; each is exact.
@@ -63,27 +55,6 @@ struct Sums {
         return (odd ? high : low) + __shfl_xor_sync(0xFFFFFFFFU, odd ? low : high, 1);
     }
 };
-
-/// Scores a warp's sixteen keys, from `token` of a page on, for a row of which MXFP4 numbers could not be widened, or with
-/// keys of which they could not: as the portable scorer does, a lane a key, in no hurry.
-template <int heads>
-__device__ __noinline__ void score_by_columns(const ScoreArgs& args, const uint8_t* page, int token, int position, int row) {
-    token += static_cast<int>(threadIdx.x) % 32;
-    position += static_cast<int>(threadIdx.x) % 32;
-    if (threadIdx.x % 32 >= 16 || position >= args.ends[row]) {
-        return;
-    }
-    float sum = 0.0F;
-    for (int head = 0; head < heads; ++head) {
-        float dot = 0.0F;
-        for (int column = 0; column < head_dim; ++column) {
-            const float query = query_value(args.format, args.query, heads, args.max_rows, row, head, column);
-            dot = add_rn(dot, mul_rn(query, key_value(args.format, page, token, column)));
-        }
-        sum = add_rn(sum, mul_rn(args.head_weights[int64_t{row} * heads + head], relu(dot)));
-    }
-    args.logits[int64_t{row - args.tile_begin} * args.logits_stride + position] = sum;
-}
 
 /// Scores pages in the registers of a warpgroup, for the rows of a piece, which stand in shared memory from column `slot`
 /// on.
