@@ -44,10 +44,10 @@ struct Options {
     /// Whether kernels may start before their predecessors have ended (programmatic dependent launch). The results are the
     /// same bits; off, a step is slower and easier to profile.
     bool programmatic_edges = true;
-    /// Score with the kernel that runs everywhere, also where a faster one could be used: FP8 pages on Hopper, where the
-    /// caches of all layers and the page stride are multiples of 16 bytes (one that is not, and all layers are scored by the
-    /// portable one). It is bit-equal to the reference, and a second opinion; the faster one's logits lie within 2e-3 of a
-    /// row's largest of it.
+    /// Score with the kernel that runs everywhere, also where a faster one could be used: on Hopper, where the caches of all
+    /// layers and the page stride are multiples of 16 bytes (one that is not, and all layers are scored by the portable
+    /// one). It is bit-equal to the reference, and a second opinion; the faster one's logits lie within 2e-3 (FP8 pages) or
+    /// 4e-3 (MXFP4) of a row's largest of it.
     bool portable_scorer = false;
     /// Select with the kernel that runs everywhere, one block a row that reads its logits up to five times, also on Hopper,
     /// where clusters of blocks read each logit once. The results are the same bits.
