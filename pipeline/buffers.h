@@ -32,7 +32,7 @@ struct LayerBuffers {
 
     const float* k_norm_weight = nullptr;  // [128], 16-byte aligned
     const float* k_norm_bias = nullptr;    // [128], 16-byte aligned
-    uint8_t* cache = nullptr;  // [pages] of page_stride_bytes, 4-byte aligned; Hopper's FP8 scorer: 16-byte, see Options
+    uint8_t* cache = nullptr;  // [pages] of page_stride_bytes, 4-byte aligned; for Hopper's scorer 16-byte, see Options
 
     int32_t* indices = nullptr;  // [max_rows, top_k] local positions, ascending, -1 behind them
     // Outputs that are not wanted are null.

@@ -149,18 +149,19 @@ NB_MODULE(_core, m) {
     nb::enum_<Memory>(m, "Memory").value("host", Memory::host).value("device", Memory::device);
 
     m.def("geometry_defaults", [] { return geometry_to_dict(Geometry{}); });
+    // What is None is refused by the functions themselves, by name.
     nb::class_<Core>(m, "Core")
         .def(nb::init<nb::handle, Memory, bool, bool, bool, nb::handle>(), "geometry"_a, "memory"_a, "programmatic_edges"_a,
-             "portable_scorer"_a, "portable_select"_a, "tile_rows"_a)
+             "portable_scorer"_a, "portable_select"_a, "tile_rows"_a.none())
         .def_prop_ro("geometry", &Core::geometry)
         .def_prop_ro("tile_rows", &Core::tile_rows)
         .def_prop_ro("workspace_bytes", &Core::workspace_bytes)
         .def_prop_ro("buckets", &Core::buckets)
         .def("bind", &Core::bind, "step"_a, "layers"_a, "workspace"_a.none())
-        .def("capture", &Core::capture, "buckets"_a, "after_layer"_a.none())
-        .def("replay", &Core::replay, "rows"_a, "stream"_a.none(), "after_layer"_a.none())
-        .def("enqueue_layout", &Core::enqueue_layout, "rows"_a, "stream"_a.none())
-        .def("enqueue_layer", &Core::enqueue_layer, "layer"_a, "rows"_a, "stream"_a.none())
+        .def("capture", &Core::capture, "buckets"_a.none(), "after_layer"_a.none())
+        .def("replay", &Core::replay, "rows"_a.none(), "stream"_a.none(), "after_layer"_a.none())
+        .def("enqueue_layout", &Core::enqueue_layout, "rows"_a.none(), "stream"_a.none())
+        .def("enqueue_layer", &Core::enqueue_layer, "layer"_a.none(), "rows"_a.none(), "stream"_a.none())
         .def("status", &Core::status, "stream"_a.none())
         .def("reset_status", &Core::reset_status, "stream"_a.none());
 }

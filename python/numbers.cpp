@@ -67,13 +67,15 @@ void for_each_number(AnyGeometry& g, Visit visit) {
     visit("dcp_interleave", g.dcp.interleave);
 }
 
-/// The attribute as a whole address; empty where the object lacks it.
+/// The stream's own or its attribute, not checked; empty where the object lacks it.
 nb::object stream_address(nb::handle stream) {
     if (PyLong_Check(stream.ptr())) {
         return nb::borrow(stream);
     }
     if (nb::hasattr(stream, "__cuda_stream__")) {
-        return stream.attr("__cuda_stream__")()[1];  // a version and the address
+        const nb::object version_and_address = stream.attr("__cuda_stream__")();
+        const bool both = PyTuple_Check(version_and_address.ptr()) && nb::len(version_and_address) == 2;
+        return both ? nb::object(version_and_address[1]) : nb::object();
     }
     for (const char* name : {"cuda_stream", "ptr"}) {
         if (nb::hasattr(stream, name)) {
@@ -127,7 +129,7 @@ cudaStream_t stream_from(nb::handle stream, bool required) {
         return nullptr;
     }
     const nb::object address = stream_address(stream);
-    const bool whole = address.is_valid() && PyLong_Check(address.ptr());
+    const bool whole = address.is_valid() && PyLong_Check(address.ptr()) && !PyBool_Check(address.ptr());
     const uintptr_t value = whole ? PyLong_AsSize_t(address.ptr()) : 0;
     if (!whole || PyErr_Occurred() != nullptr) {
         PyErr_Clear();

@@ -387,10 +387,14 @@ TEST(Command, RefusesAWrongCommandLineWithCodeTwo) {
     for (const char* arguments :
          {"", "walk", "run", "run CASE", "run CASE --out OUT --device gpu", "run CASE --out OUT --fast",
           "run CASE --out OUT --graph --eager", "graph --layers 0", "graph --heads 48", "info --heads 48",
-          "info --format fp16", "info --rows many", "info --tile-rows -1"}) {
+          "info --format fp16", "info --rows many", "info --tile-rows -1", "info --max-model-len -1"}) {
         const Ended ended = command(arguments);
         EXPECT_EQ(ended.exit_code, 2) << arguments << "\n" << ended.printed;
     }
+    EXPECT_NE(command("").printed.find("A subcommand is required"), std::string::npos);
+    EXPECT_NE(command("walk").printed.find("not expected: walk"), std::string::npos);
+    EXPECT_NE(command("info --max-model-len -1").printed.find("--max-model-len: Value -1 not in range 1 to 2147483647"),
+              std::string::npos);
     EXPECT_EQ(command("--help").exit_code, 0);
     EXPECT_EQ(command("run --help").exit_code, 0);
     EXPECT_EQ(command("--version").exit_code, 0);

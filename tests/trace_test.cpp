@@ -53,8 +53,11 @@ TEST(TraceFile, GivesTheRequestsOfItsLines) {
 
 TEST(TraceFile, IsRefusedWithTheLineTheColumnAndWhatMustStandThere) {
     const std::map<std::string, std::string> wrong{
-        {"", "cannot be read or is empty"},
+        {"", "trace.csv: is empty, must hold arrival_ms,input_tokens,output_tokens"},
         {header, "holds no request"},
+        {"\xEF\xBB\xBF" + std::string(header), R"(line 1 is "\ufeffarrival_ms,input_tokens,output_tokens", must be)"},
+        {std::string(header) + "\x1B[2J\n", R"(line 2 is "\u001b[2J", must be three numbers)"},
+        {std::string(header) + "\xFF,1,1\n", R"(line 2: arrival_ms is "\ufffd", must be a whole number)"},
         {"0,1,1\n", "line 1 is \"0,1,1\", must be arrival_ms,input_tokens,output_tokens"},
         {std::string(header) + "0,1\n", "line 2 is \"0,1\", must be three numbers with commas between them"},
         {std::string(header) + "0,1,1,1\n", "line 2 is \"0,1,1,1\", must be three numbers"},
@@ -69,6 +72,11 @@ TEST(TraceFile, IsRefusedWithTheLineTheColumnAndWhatMustStandThere) {
     for (const auto& [text, sentence] : wrong) {
         EXPECT_NE(refusal(text).find(sentence), std::string::npos) << text << "\n" << refusal(text);
     }
+}
+
+TEST(TraceFile, IsRefusedInAShortSentenceWhateverStandsInIt) {
+    EXPECT_LT(refusal(std::string(100000, 'x')).size(), 400U);
+    EXPECT_LT(refusal(std::string(header) + std::string(100000, '\0')).size(), 400U);
 }
 
 Geometry geometry_of(int rows, int pages) {
@@ -192,11 +200,18 @@ TEST(TraceCommand, EndsWithItsTrace) {
 TEST(TraceCommand, RefusesInOneSentenceWhatItCannotUse) {
     const std::string file = STEPGRAPH_TEST_DATA "/../../tools/data/conversation_trace.csv --device cpu";
     const std::map<std::string, std::string> wrong{
-        {"nowhere.csv", "stepgraph: nowhere.csv: cannot be read or is empty, must hold"},
+        {"nowhere.csv", "stepgraph: nowhere.csv: cannot be read: No such file or directory"},
+        {"/", "stepgraph: /: cannot be read: Is a directory"},
         {file + " --pages 3", "--pages is 3, must be at least 64, which a request of --max-model-len 4096 takes"},
         {file + " --steps 5 --check 6", "--check is 6, must be at most --steps, 5"},
         {file + " --rows 0", "--rows: Value 0 not in range 1 to 1024"},
         {file + " --acceptance 2", "--acceptance: Value 2 not in range"},
+        {file + " --acceptance nan", "--acceptance: Value nan not in range 0 to 1"},
+        {file + " --step-ms nan", "--step-ms: Value nan not in range 0.001 to 1e+06"},
+        {file + " --step-ms soon", "--step-ms: Value soon not in range"},
+        {file + " --seed -1", "--seed: Value -1 is not a whole number from 0 to 18446744073709551615"},
+        {file + " --seed 18446744073709551616", "--seed: Value 18446744073709551616 is not"},
+        {file + " --seed 1.5", "--seed: Value 1.5 is not"},
         {file + " --layers many", "--layers: Value many not in range 1 to 128"}};
     for (const auto& [arguments, sentence] : wrong) {
         const Ended ended = command("trace " + arguments);

@@ -63,10 +63,10 @@ void print_shape(const Pipeline& pipeline) {
 int info(const ModelShape& shape) {
     const Pipeline pipeline(geometry_of(shape), options_of(shape));  // first: a wrong shape is refused before a line is out
     print_versions();
-    std::cout << "what runs where: every stage on any GPU that the kernels are compiled for, from compute capability 8.0 on;"
-                 " programmatic edges from 9.0 on; projections in one kernel and the fast scorer of FP8 pages on 9.0 with "
-                 "code for sm_90a;"
-                 " `run --device cpu`, `demo --device cpu` and `info` anywhere\n";
+    std::cout
+        << "what runs where: every stage on any GPU that the kernels are compiled for, from compute capability 8.0 on;"
+           " programmatic edges from 9.0 on; projections in one kernel, the fast scorer and selection by clusters on 9.0"
+           " with code for sm_90a; `run`, `demo` and `trace` with `--device cpu`, and `info`, anywhere\n";
     print_devices();
     print_shape(pipeline);
     return 0;

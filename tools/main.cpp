@@ -1,8 +1,11 @@
 // The stepgraph command. Exit codes: 0 done, 1 failed while running (no GPU, a CUDA error, an output that cannot be
 // written), 2 a command line, a case file or a trace that cannot be used.
+#include <charconv>
+#include <cstdint>
 #include <exception>
 #include <iostream>
 #include <new>
+#include <sstream>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -45,6 +48,33 @@ void add_format(CLI::App& command, CacheFormat& format) {
         ->default_str("fp8");
 }
 
+/// CLI11's own takes what is not a number, "nan", for one of every range.
+CLI::Validator real_number(double least, double most) {
+    std::ostringstream range;
+    range << least << " to " << most;
+    const auto why_not = [least, most, words = range.str()](const std::string& text) {
+        double value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        const bool whole = error == std::errc() && end == text.data() + text.size();
+        return whole && value >= least && value <= most ? std::string() : "Value " + text + " not in range " + words;
+    };
+    return {why_not, "in " + range.str()};
+}
+
+/// CLI11's own takes -1 for the largest number, and every one that is larger than it too.
+void add_seed(CLI::App& command, uint64_t& seed) {
+    const auto why_not = [](const std::string& text) {
+        uint64_t value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        return error == std::errc() && end == text.data() + text.size()
+                   ? std::string()
+                   : "Value " + text + " is not a whole number from 0 to 18446744073709551615";
+    };
+    command.add_option("--seed", seed, "Of all random data; 0: a fresh one")
+        ->check(CLI::Validator(why_not, ""))
+        ->capture_default_str();
+}
+
 void add_run(CLI::App& app, RunOptions& options, int& exit_code) {
     CLI::App* command = app.add_subcommand("run", "Run one case file through the whole step");
     command->add_option("case", options.case_path, "Case file (safetensors)")->required();
@@ -77,7 +107,7 @@ void add_demo(CLI::App& app, DemoOptions& options, int& exit_code) {
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
     command->add_flag("--portable-scorer", options.portable_scorer, "GPU: score with the kernel that runs everywhere");
-    command->add_option("--seed", options.seed, "Of all random data; 0: a fresh one")->capture_default_str();
+    add_seed(*command, options.seed);
     command->callback([&options, &exit_code] { exit_code = demo(options); });
 }
 
@@ -106,17 +136,17 @@ void add_trace(CLI::App& app, TraceOptions& options, int& exit_code) {
     add_number(*command, "--check", options.check, 0, 10000000,
                "Steps that are checked in every row against the reference, the first and others drawn at random; 3");
     command->add_option("--step-ms", options.step_ms, "Milliseconds that the whole model takes for a step")
-        ->check(CLI::Range(0.001, 1e6))
+        ->check(real_number(0.001, 1e6))
         ->capture_default_str();
     command->add_option("--drafts", options.drafts, "Most verify rows of a request beside its own row")
         ->check(CLI::Range(0, 63))
         ->capture_default_str();
     command->add_option("--acceptance", options.acceptance, "Of a drafted token, where those before it were accepted")
-        ->check(CLI::Range(0.0, 1.0))
+        ->check(real_number(0, 1))
         ->capture_default_str();
     command->add_flag("--json", options.json, "Print the totals as JSON in place of the table");
     command->add_flag("--portable-scorer", options.portable_scorer, "GPU: score with the kernel that runs everywhere");
-    command->add_option("--seed", options.seed, "Of all random data; 0: a fresh one")->capture_default_str();
+    add_seed(*command, options.seed);
     command->callback([&options, &exit_code] { exit_code = trace(options); });
 }
 
@@ -124,7 +154,9 @@ void add_shape(CLI::App& command, ModelShape& shape) {
     command.add_option("--heads", shape.heads, "Indexer heads: 16, 32 or 64")->capture_default_str();
     command.add_option("--top-k", shape.top_k, "Positions selected per row")->capture_default_str();
     command.add_option("--rows", shape.rows, "Query rows of the bucket")->capture_default_str();
-    command.add_option("--max-model-len", shape.max_model_len, "Tokens of the longest sequence")->capture_default_str();
+    command.add_option("--max-model-len", shape.max_model_len, "Tokens of the longest sequence")
+        ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
+        ->capture_default_str();
     command.add_option("--dcp-world-size", shape.dcp_world_size, "Ranks that share a sequence")->capture_default_str();
     command.add_option("--tile-rows", shape.tile_rows, "Rows of a tile; 0: the default")->capture_default_str();
     add_format(command, shape.format);
@@ -150,7 +182,6 @@ void add_info(CLI::App& app, ModelShape& shape, int& exit_code) {
 int parse_and_run(int argc, char** argv) {
     CLI::App app("The decode step of a sparse-attention indexer as one captured CUDA graph");
     app.set_version_flag("--version", "stepgraph " STEPGRAPH_VERSION);
-    app.require_subcommand(1);
     int exit_code = 0;
     RunOptions run_options;
     DemoOptions demo_options;
@@ -164,6 +195,9 @@ int parse_and_run(int argc, char** argv) {
     add_info(app, info_shape, exit_code);
     try {
         app.parse(argc, argv);
+        if (app.get_subcommands().empty()) {  // asked here: the parser would say so too of a word that is none
+            throw CLI::RequiredError("A subcommand");
+        }
     } catch (const CLI::ParseError& error) {
         return app.exit(error) == 0 ? 0 : unusable;  // 0: help or version was asked for
     }

@@ -1,10 +1,11 @@
 #include "trace_file.h"
 
+#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "safetensors.h"
 
@@ -15,7 +16,7 @@ constexpr const char* columns[] = {"arrival_ms", "input_tokens", "output_tokens"
 constexpr std::string_view header = "arrival_ms,input_tokens,output_tokens";
 
 [[noreturn]] void refuse(const std::string& what, std::string_view value, const std::string& must) {
-    throw CaseError(what + " is \"" + std::string(value) + "\", must be " + must);
+    throw CaseError(what + " is " + quoted(std::string(value)) + ", must be " + must);
 }
 
 int number(std::string_view text, const std::string& line, int column) {
@@ -42,6 +43,7 @@ TraceRequest request(std::string_view text, const std::string& line) {
 }  // namespace
 
 std::vector<TraceRequest> read_trace(const std::filesystem::path& path) {
+    errno = 0;
     std::ifstream file(path);
     std::string text;
     int line = 0;
@@ -63,9 +65,12 @@ std::vector<TraceRequest> read_trace(const std::filesystem::path& path) {
                    "at least that of the line before, " + std::to_string(trace[trace.size() - 2].arrival_ms));
         }
     }
-    if (!file.eof() || trace.empty()) {
-        throw CaseError(path.string() + ": " + (line == 0 ? "cannot be read or is empty" : "holds no request") +
-                        ", must hold " + std::string(header) + " and a line a request");
+    if (!file.eof()) {
+        throw CaseError(path.string() + ": cannot be read: " + std::generic_category().message(errno));
+    }
+    if (trace.empty()) {
+        throw CaseError(path.string() + ": " + (line == 0 ? "is empty" : "holds no request") + ", must hold " +
+                        std::string(header) + " and a line a request");
     }
     return trace;
 }

@@ -71,6 +71,7 @@ def test_refuses_numbers(changed, kind, sentence, device):
         ({"device": "gpu"}, ValueError, "device is 'gpu', must be 'cuda' or 'cpu'"),
         ({"tile_rows": -1}, stepgraph.Error, "options: tile_rows is -1"),
         ({"tile_rows": "2"}, TypeError, "tile_rows is '2', must be a whole number"),
+        ({"tile_rows": None}, TypeError, "tile_rows is None, must be a whole number"),
         ({"portable_scorer": 1}, TypeError, "portable_scorer is a int, must be a bool"),
     ],
 )
@@ -240,10 +241,15 @@ def test_refuses_calls_before_bind(device, name):
         (lambda p: p.capture([4]), stepgraph.Error, "a bucket is 4 rows, must be 1 to max_rows (3)"),
         (lambda p: p.capture([1, "2"]), TypeError, "buckets[1] is '2', must be a whole number"),
         (lambda p: p.capture(3), TypeError, "buckets is 3, must hold whole numbers"),
+        (lambda p: p.capture(None), TypeError, "buckets is None, must hold whole numbers"),
         (lambda p: p.capture([3], 7), TypeError, "after_layer is 7, must be callable or None"),
         (lambda p: p.replay(1), stepgraph.Error, "replay was called before capture, must follow it"),
         (lambda p: p.enqueue_layout(0), stepgraph.Error, "rows is 0, must be 1 to max_rows (3)"),
         (lambda p: p.enqueue_layout(1.5), TypeError, "rows is 1.5, must be a whole number"),
+        (lambda p: p.enqueue_layout(None), TypeError, "rows is None, must be a whole number"),
+        (lambda p: p.replay(None), TypeError, "rows is None, must be a whole number"),
+        (lambda p: p.enqueue_layer(None, 3), TypeError, "layer is None, must be a whole number"),
+        (lambda p: p.enqueue_layer(0, None), TypeError, "rows is None, must be a whole number"),
         (lambda p: p.enqueue_layout(1 << 40), ValueError, "must be a whole number of 32 bits"),
         (lambda p: p.enqueue_layer(0, 3), stepgraph.Error, "enqueue_layer was called before enqueue_layout"),
         (lambda p: p.enqueue_layer(1, 3), stepgraph.Error, "layer is 1, must be 0 to 0, for 1 were bound"),
@@ -272,11 +278,29 @@ class Stream:
 
 
 class Protocol:
+    def __init__(self, answer=(0, 0)):
+        self.answer = answer
+
     def __cuda_stream__(self):
-        return (0, 0)
+        return self.answer
 
 
-@pytest.mark.parametrize("wrong", ["0", 1.5, -1, 1 << 64, object(), Stream(cuda_stream="0"), Stream(ptr=-1)])
+WRONG_STREAMS = [
+    "0",
+    1.5,
+    -1,
+    True,
+    1 << 64,
+    object(),
+    Stream(cuda_stream="0"),
+    Stream(ptr=-1),
+    Protocol(7),
+    Protocol((0,)),
+    Protocol((0, "0")),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_STREAMS)
 def test_refuses_what_is_no_stream(pipeline, case, wrong):
     pipeline.bind(*case.buffers())
     with refused(TypeError, "must be a CUDA stream: its address as an integer, or an object with .cuda_stream"):
