@@ -59,8 +59,9 @@ public:
     void replay(int rows);  // of what pipeline().capture() made
 
     /// Expects every output of every layer, every cache byte, the layout and the status to be bit-equal to `expected`, and
-    /// rows behind the bucket to be untouched. Where the scorer is not the portable one, logits may lie 2e-3 of their row's
-    /// largest apart, and the selection must be the exact one of the device's own logits.
+    /// rows behind the bucket to be untouched. Where the scorer is not the portable one, logits may lie
+    /// tools::logit_tolerance() of their row's largest apart, and the selection must be the exact one of the device's own
+    /// logits.
     void expect_equal(const StepCase& after, const ExpectedStep& expected, int rows);
 
     struct Outputs {
