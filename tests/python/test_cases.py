@@ -178,3 +178,8 @@ def test_takes_the_bfloat16_of_other_libraries(convert):
     pipeline.bind(*case.buffers())
     run_eager(pipeline, 3)
     assert case.ran()
+
+
+def test_has_the_version_of_the_command():
+    printed = subprocess.run([COMMAND, "--version"], check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == f"stepgraph {stepgraph.__version__}"
