@@ -13,6 +13,7 @@ install(FILES pipeline/buffers.h pipeline/geometry.h pipeline/graph.h pipeline/p
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stepgraph/pipeline)
 install(EXPORT stepgraph_targets NAMESPACE stepgraph:: FILE stepgraphTargets.cmake DESTINATION ${stepgraph_package_dir})
 
+get_target_property(stepgraph_type stepgraph TYPE)
 configure_package_config_file(cmake/stepgraphConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/stepgraphConfig.cmake
     INSTALL_DESTINATION ${stepgraph_package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/stepgraphConfigVersion.cmake COMPATIBILITY SameMinorVersion)
@@ -27,7 +28,6 @@ list(TRANSFORM CUDAToolkit_INCLUDE_DIRS PREPEND -I OUTPUT_VARIABLE stepgraph_pc_
 list(JOIN stepgraph_pc_cflags " " stepgraph_pc_cflags)
 cmake_path(GET CUDA_cudart_LIBRARY PARENT_PATH stepgraph_pc_cuda)
 set(stepgraph_pc_libs "-L${stepgraph_pc_cuda} -lcudart")
-get_target_property(stepgraph_type stepgraph TYPE)
 if(stepgraph_type STREQUAL "STATIC_LIBRARY")
   string(APPEND stepgraph_pc_libs " -lcublasLt -lstdc++ -lm")
 endif()

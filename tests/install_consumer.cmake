@@ -16,6 +16,17 @@ foreach(example minimal engine)
   run(${work_dir}/${example}/${example})
 endforeach()
 
+# A project in C alone is told what it lacks to link a static library of C++.
+file(GLOB_RECURSE static ${work_dir}/installed/*/libstepgraph.a)
+file(WRITE ${work_dir}/in_c_alone/CMakeLists.txt
+    "cmake_minimum_required(VERSION 3.25)\nproject(in_c_alone LANGUAGES C)\nfind_package(stepgraph CONFIG REQUIRED)\n")
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${work_dir}/in_c_alone -B ${work_dir}/in_c_alone/build -G ${generator}
+    -DCMAKE_PREFIX_PATH=${work_dir}/installed RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE said)
+string(REGEX REPLACE "[ \n]+" " " said "${said}")
+if(static AND NOT said MATCHES "languages of the project are C, must include CXX" OR NOT static AND NOT result EQUAL 0)
+  message(FATAL_ERROR "a project in C alone was told: ${said}")
+endif()
+
 # The C interface, without CMake. It returns 77 where there is no GPU for all of it.
 file(GLOB_RECURSE package ${work_dir}/installed/*/stepgraph.pc)
 cmake_path(GET package PARENT_PATH package_dir)
