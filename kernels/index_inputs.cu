@@ -62,14 +62,14 @@ __device__ uint32_t mxfp4_of_lane(const float (&x)[lane_columns], uint8_t* scale
 __device__ void widen_head(const IndexInputsArgs& args, int64_t head, int lane, uint32_t codes, uint8_t scale,
                            float weight) {
     // Any scale fits zeros.
-    const int nonzero_scale = (codes & 0x77777777U) != 0 ? scale : 0;
+    const int nonzero_scale = (codes & e2m1_magnitudes) != 0 ? scale : 0;
     int largest = nonzero_scale;
     for (int distance = 8; distance > 0; distance /= 2) {
         largest = max(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, distance));
     }
-    largest = largest == 0 ? 127 : largest;
+    largest = largest == 0 ? widened_scale_of_zeros : largest;
     int difference = nonzero_scale == 0 ? 0 : largest - scale;
-    int lost = difference > most_widened_difference || largest < least_widened_scale || largest > most_widened_scale ? 1 : 0;
+    int lost = can_widen(largest, difference) ? 0 : 1;
     for (int distance = 8; distance > 0; distance /= 2) {
         lost |= __shfl_xor_sync(0xFFFFFFFFU, lost, distance);
     }

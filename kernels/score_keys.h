@@ -37,6 +37,8 @@ public:
     using Page = Fp8Page;
     /// Whether all is in registers when a page is loaded. Else its stage is needed until the page is scored.
     static constexpr bool are_copied = true;
+    /// Whether they are widened, and the query too. Then some may be lost.
+    static constexpr bool are_widened = false;
     /// Whether two pages at a time are faster: where instructions, not memory, bound a page.
     static constexpr bool come_in_twos = false;
 
@@ -81,6 +83,7 @@ class Mxfp4Keys {
 public:
     using Page = Mxfp4Page;
     static constexpr bool are_copied = false;
+    static constexpr bool are_widened = true;
     static constexpr bool come_in_twos = true;
 
     __device__ explicit Mxfp4Keys(CacheFormat format)
@@ -170,18 +173,18 @@ private:
 
     /// Leaves blocks of zeros out: any scale fits them.
     __device__ static __noinline__ Scales look_closer(Codes codes) {
-        constexpr uint32_t magnitudes = 0x77777777U;
+        constexpr uint32_t of_zeros = widened_scale_of_zeros;
         constexpr uint32_t low_half = 0xFFFFU;
-        const auto any_magnitude = [](const uint4& c) { return ((c.x | c.y | c.z | c.w) & magnitudes) != 0; };
+        const auto any_magnitude = [](const uint4& c) { return ((c.x | c.y | c.z | c.w) & e2m1_magnitudes) != 0; };
         const uint32_t filled = (any_magnitude(codes.key) ? low_half : 0) | (any_magnitude(codes.next) ? ~low_half : 0);
         uint32_t largest = largest_of_four(codes.scales & filled);
         // Of a key of zeros.
-        largest |= (largest & low_half) == 0 ? 127U : 0;
-        largest |= (largest & ~low_half) == 0 ? 127U << 16U : 0;
+        largest |= (largest & low_half) == 0 ? of_zeros : 0;
+        largest |= (largest & ~low_half) == 0 ? of_zeros << 16U : 0;
         const uint32_t differences = (largest - codes.scales) & filled;
         // Each for itself: what one borrows would show in the other. All four threads must know.
-        uint32_t lost = (Scales((largest & low_half) | 127U << 16U, differences & low_half).lost != 0 ? 1U : 0) |
-                        (Scales((largest & ~low_half) | 127U, differences & ~low_half).lost != 0 ? 1U << 16U : 0);
+        uint32_t lost = (Scales((largest & low_half) | of_zeros << 16U, differences & low_half).lost != 0 ? 1U : 0) |
+                        (Scales((largest & ~low_half) | of_zeros, differences & ~low_half).lost != 0 ? 1U << 16U : 0);
         lost |= __shfl_xor_sync(whole_warp, lost, 1);
         lost |= __shfl_xor_sync(whole_warp, lost, 2);
         Scales scales(largest, differences & ~(lost * low_half));
@@ -218,7 +221,7 @@ private:
         const uint32_t eights[] = {key.x, key.y, key.z, key.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const uint32_t magnitudes = eights[i] & 0x77777777U;
+            const uint32_t magnitudes = eights[i] & e2m1_magnitudes;
             operands.at(half, 2 * i) = widen_four(eights[i], magnitudes, small, large);
             operands.at(half, 2 * i + 1) = widen_four(eights[i] >> 16U, magnitudes >> 16U, small, large);
         }

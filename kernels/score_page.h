@@ -339,7 +339,7 @@ private:
 
     /// Writes a logit that is wanted, if nothing is lost among those of its row and page.
     __device__ Lost store_or_lose(float* to, float logit, bool wanted) {
-        const uint32_t lanes = Keys::are_copied ? 0 : __ballot_sync(0xFFFFFFFFU, wanted && isnan(logit));
+        const uint32_t lanes = Keys::are_widened ? __ballot_sync(0xFFFFFFFFU, wanted && isnan(logit)) : 0;
         const Lost lost{(lanes & 0x33333333U) != 0, (lanes & 0xCCCCCCCCU) != 0};
         if (wanted && !(writes_second_row() ? lost.upper : lost.lower)) {
             store(to, logit, policy_);

@@ -67,7 +67,7 @@ private:
     __device__ void copy_rows(const ScorePiece& piece, int slot) {
         const auto thread = static_cast<int>(threadIdx.x);
         const int columns = piece.rows * heads;
-        const uint8_t* all = Keys::are_copied ? args_.query : args_.widened_query;
+        const uint8_t* all = Keys::are_widened ? args_.widened_query : args_.query;
         const uint8_t* query = all + query_payload_offset(CacheFormat::fp8, heads, piece.first_row, 0, 0);
 #pragma unroll 1
         for (int column = thread / 32; column < columns; column += consumer_threads / 32) {
@@ -76,7 +76,7 @@ private:
         }
         if (thread < columns) {
             const float* weights =
-                (Keys::are_copied ? args_.head_weights : args_.widened_weights) + int64_t{piece.first_row} * heads;
+                (Keys::are_widened ? args_.widened_weights : args_.head_weights) + int64_t{piece.first_row} * heads;
             copy_word(shared_.weights + slot + thread,
                       weights + thread / heads * heads + head_of_place<heads>(thread % heads));
         }

@@ -13,6 +13,13 @@ inline constexpr int most_widened_difference = 11;  // of the scale bytes m and 
 // Scale bytes m that leave products, weights and sums within FP32's normal range.
 inline constexpr int least_widened_scale = 127 - 60;
 inline constexpr int most_widened_scale = 127 + 60;
+inline constexpr int widened_scale_of_zeros = 127;        // m where all numbers are 0, which any scale fits
+inline constexpr uint32_t e2m1_magnitudes = 0x77777777U;  // of eight codes, the bits beside their signs
+
+/// Whether a number whose scale lies `difference` below the largest, m, can be widened.
+STEPGRAPH_HD constexpr bool can_widen(int m, int difference) {
+    return difference <= most_widened_difference && m >= least_widened_scale && m <= most_widened_scale;
+}
 
 /// The E4M3 codes of magnitudes 0, 0.5, 1, 1.5 (the first in the low byte) and 2, 3, 4, 6, for m - b = `difference`.
 STEPGRAPH_HD constexpr uint32_t widened_small(uint32_t difference) {

@@ -37,10 +37,9 @@ void widen_query(CacheFormat format, int heads, int64_t rows, int64_t max_rows, 
                 }
             }
             if (largest == 0) {  // any scale fits zeros
-                largest = least = 127;
+                largest = least = widened_scale_of_zeros;
             }
-            const bool lost =
-                largest - least > most_widened_difference || largest < least_widened_scale || largest > most_widened_scale;
+            const bool lost = !can_widen(largest, largest - least);
             const int64_t at = row * heads + head;
             for (int column = 0; column < head_dim; ++column) {
                 const Code c = code(column);
