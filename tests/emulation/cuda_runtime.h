@@ -106,14 +106,6 @@ inline unsigned atomicAdd(unsigned* to, unsigned value) {
     return before;
 }
 
-inline unsigned atomicOr(unsigned* to, unsigned value) {
-    const unsigned before = *to;
-    *to |= value;
-    return before;
-}
-inline int __popc(unsigned x) {
-    return __builtin_popcount(x);
-}
 inline int __ffs(int x) {
     return __builtin_ffs(x);
 }

@@ -221,7 +221,7 @@ Case draw_case(Random& random) {
     case 5:  // about the length from which on a block more works
         drawn.end = drawn.blocks * 4096 + below(600) - 300;
         break;
-    case 6:  // about the places of a bitmap of winners
+    case 6:  // many rounds of a lone block
         drawn.blocks = 1;
         drawn.end = (1 + below(2)) * (1 << 17) + below(600) - 300;
         break;
