@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,16 @@ TEST(E2m1, DecodesAsTheCudaHeaderDoes) {
     for (int code = 0; code < 16; ++code) {
         const __half theirs(__nv_cvt_fp4_to_halfraw(static_cast<__nv_fp4_storage_t>(code), __NV_E2M1));
         EXPECT_TRUE(same(float_from_e2m1(static_cast<uint8_t>(code)), __half2float(theirs))) << "code " << code;
+    }
+}
+
+TEST(E2m1, EncodesAsTheCudaHeaderDoes) {
+    std::mt19937 random(std::random_device{}());
+    for (int i = 0; i < 2'000'000; ++i) {
+        // All bit patterns, and as many of magnitudes near those that codes have.
+        const uint32_t any = static_cast<uint32_t>(random());
+        const float x = float_of(i % 2 == 0 ? any : (any & 0x83FFFFFFU) | 0x3C000000U);
+        ASSERT_EQ(e2m1_from_float(x), __nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest)) << std::hex << bits_of(x);
     }
 }
 
