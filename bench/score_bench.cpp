@@ -153,8 +153,9 @@ private:
                   .row_request = row_request_.data(),
                   .ends = ends_.data(),
                   .rows = rows_,
-                  .tile_rows = rows_,
+                  .least = tile(),
                   .unscored_bound = 0,
+                  .shape = nullptr,
                   .page_prefix = prefix_.data(),
                   .pieces = pieces_.data(),
                   .pieces_a_tile = static_cast<int64_t>(pieces_.size()),
@@ -166,14 +167,13 @@ private:
                  {cudaStreamPerThread, true});
     }
 
+    [[nodiscard]] TileShape tile() const { return {rows_, static_cast<int32_t>(width())}; }
+
     [[nodiscard]] ScoreArgs arguments(int slice) const {
         return {.format = cell_.format,
                 .heads = cell_.heads,
-                .rows = rows_,
+                .tile = {.number = 0, .rows = rows_, .least = tile(), .shape = nullptr},
                 .max_rows = rows_,
-                .tile_begin = 0,
-                .tile_rows = rows_,
-                .schedule_tile_rows = rows_,
                 .query = query_.data(),
                 .head_weights = weights_.data(),
                 .widened_query = widened_query_.data(),
@@ -191,7 +191,6 @@ private:
                 .drawn = drawn_.data(),
                 .unscored_bound = 0,
                 .logits = logits_.data(),
-                .logits_stride = width(),
                 .status = status_.data()};
     }
 

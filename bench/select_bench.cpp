@@ -115,12 +115,13 @@ public:
 
     void enqueue(int i, cudaStream_t stream) const {
         const LaunchContext context{stream, cell_.programmatic};
-        const SelectArgs args{.tile_begin = 0,
-                              .tile_rows = cell_.rows,
+        const SelectArgs args{.tile = {.number = 0,
+                                       .rows = cell_.rows,
+                                       .least = {cell_.rows, static_cast<int32_t>(cell_.width())},
+                                       .shape = nullptr},
                               .top_k = cell_.top_k,
                               .ends = ends_.data(),
                               .logits = logits_.data() + int64_t{i % sets_} * cell_.rows * cell_.width(),
-                              .logits_stride = cell_.width(),
                               .row_request = nullptr,
                               .block_table = nullptr,
                               .block_table_stride = 0,

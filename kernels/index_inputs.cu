@@ -6,9 +6,9 @@
 namespace stepgraph {
 namespace {
 
-constexpr int block_heads = 16;                 // that a block quantises, a half-warp each
-constexpr int threads = block_heads * 16 + 32;  // and a warp that inserts the key, in one block of a row
-constexpr int lane_columns = 8;                 // of the 128, a lane of a half-warp
+constexpr int block_heads = 16;                          // that a block quantises, a half-warp each
+constexpr int threads = block_heads * 16 + 32;           // and a warp that inserts the key, in one block of a row
+constexpr int lane_columns = 8;                          // of the 128, a lane of a half-warp
 constexpr int block_lanes = mxfp4_block / lane_columns;  // lanes that share an MXFP4 scale
 
 /// Largest magnitude over aligned groups of `lanes` lanes, in every one of them.
@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(threads) index_inputs_kernel(IndexInputsArgs a
 }  // namespace
 
 void index_inputs(const IndexInputsArgs& args, LaunchContext context) {
-    launch(index_inputs_kernel, "index inputs", context, static_cast<unsigned>(args.rows * blocks_a_row(args.heads)), threads,
-           0, args);
+    launch(index_inputs_kernel, "index inputs", context, static_cast<unsigned>(args.rows * blocks_a_row(args.heads)),
+           threads, 0, args);
 }
 
 void prepare_index_inputs() {

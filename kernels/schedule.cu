@@ -4,7 +4,6 @@
 #include <cub/block/block_scan.cuh>
 
 #include <stepgraph/layouts/cache_page.h>
-#include <stepgraph/layouts/tiles.h>
 
 namespace stepgraph {
 namespace {
@@ -33,10 +32,23 @@ struct Shares {
     int blocks;
     int fixed;
     int most_drawn;  // pages of a drawn piece
+    int each;        // fixed / blocks
+    int left;        // fixed % blocks
 
-    [[nodiscard]] __device__ int begin(int64_t block) const { return static_cast<int>(fixed * block / blocks); }
-    /// The block whose share holds `unit`.
-    [[nodiscard]] __device__ int block_of(int64_t unit) const { return static_cast<int>(((unit + 1) * blocks - 1) / fixed); }
+    /// floor(fixed * block / blocks), without 64-bit arithmetic.
+    [[nodiscard]] __device__ int begin(int block) const { return each * block + left * block / blocks; }
+    /// The block whose share holds `unit`: at most one beside what a rounded quotient says.
+    [[nodiscard]] __device__ int block_of(int unit) const {
+        const float quotient = static_cast<float>(unit) * static_cast<float>(blocks) / static_cast<float>(fixed);
+        int block = min(static_cast<int>(quotient), blocks - 1);
+        while (begin(block) > unit) {
+            --block;
+        }
+        while (begin(block + 1) <= unit) {
+            ++block;
+        }
+        return block;
+    }
     /// Drawn pieces of units [begin, end), which lie in one pass over one request.
     [[nodiscard]] __device__ int drawn(int begin, int end) const {
         return (max(0, end - max(begin, fixed)) + most_drawn - 1) / most_drawn;
@@ -57,15 +69,36 @@ struct Shared {
     int drawn_before[threads];
 };
 
+/// The largest of the step's bounds, in every thread.
+__device__ int32_t longest(const ScheduleArgs& args, Shared& shared) {
+    int32_t mine = 0;
+    for (int row = static_cast<int>(threadIdx.x); row < args.rows; row += threads) {
+        mine = max(mine, args.ends[row]);
+    }
+    const int32_t largest = Reduce(shared.reduce).Reduce(mine, [](int a, int b) { return max(a, b); });
+    if (threadIdx.x == 0) {
+        shared.value = largest;
+    }
+    __syncthreads();  // it is there
+    const int32_t result = shared.value;
+    __syncthreads();  // storage and value are used again
+    return result;
+}
+
+__device__ TileShape shape_of_step(const ScheduleArgs& args, Shared& shared) {
+    return args.shape == nullptr ? args.least : tile_shape(args.rows, longest(args, shared), args.least);
+}
+
 /// The rows of one tile, looked at by one block.
-class Tile {
+class TileSchedule {
 public:
-    __device__ Tile(const ScheduleArgs& args, int tile, Shared& shared)
+    __device__ TileSchedule(const ScheduleArgs& args, int tile, TileRows rows, Shared& shared)
         : args_(args),
           shared_(shared),
-          begin_(tile * args.tile_rows),
-          end_(min(args.rows, begin_ + args.tile_rows)),
-          pieces_(args.pieces == nullptr ? nullptr : args.pieces + tile * args.pieces_a_tile) {}
+          begin_(rows.begin),
+          end_(rows.end),
+          pieces_(args.pieces == nullptr ? nullptr : args.pieces + tile * args.pieces_a_tile),
+          first_work_(read_work(begin_ + static_cast<int>(threadIdx.x))) {}
 
     __device__ void write_page_prefix() {
         int before = 0;
@@ -110,9 +143,11 @@ public:
             shared_.passes_before[threadIdx.x] = scan(work.pages == 0 ? 0 : work.passes, passes_before);
             shared_.drawn_before[threadIdx.x] = scan(drawn_of(work, own_units_before, shares), drawn_before);
             __syncthreads();  // the batch is there
-            for (int i = static_cast<int>(threadIdx.x) / 32; i < min(threads, end_ - base); i += threads / 32) {
+            // Some lanes a row: of many rows none has many pieces, or few have.
+            const int lanes = end_ - begin_ <= threads / 32 ? 32 : 8;
+            for (int i = static_cast<int>(threadIdx.x) / lanes; i < min(threads, end_ - base); i += threads / lanes) {
                 if (shared_.work[i].pages > 0) {
-                    write_pieces_of_row(base + i, i, shares, drawn);
+                    write_pieces_of_row(base + i, i, lanes, shares, drawn);
                 }
             }
             __syncthreads();  // the batch is used again
@@ -120,7 +155,10 @@ public:
     }
 
 private:
-    __device__ RowWork work_at(int row) const {
+    /// Most tiles have no more rows than the block has threads: they are read once.
+    [[nodiscard]] __device__ RowWork work_at(int row) const { return row < begin_ + threads ? first_work_ : read_work(row); }
+
+    [[nodiscard]] __device__ RowWork read_work(int row) const {
         const int request = row < end_ ? args_.row_request[row] : -1;
         const bool last_of_request = row + 1 >= end_ || args_.row_request[row + 1] != request;
         if (request < 0 || !last_of_request || args_.ends[row] <= args_.unscored_bound) {
@@ -172,14 +210,21 @@ private:
         return result;
     }
 
+    [[nodiscard]] __device__ Shares shares(int fixed, int most_drawn) const {
+        return {.blocks = args_.blocks,
+                .fixed = fixed,
+                .most_drawn = most_drawn,
+                .each = fixed / args_.blocks,
+                .left = fixed % args_.blocks};
+    }
+
     [[nodiscard]] __device__ Shares share_out(int units) const {
         const int average = (units + args_.blocks - 1) / args_.blocks;
         if (average <= most_pages_undrawn) {
-            return {.blocks = args_.blocks, .fixed = units, .most_drawn = 1};
+            return shares(units, 1);
         }
-        return {.blocks = args_.blocks,
-                .fixed = units - units / 8,
-                .most_drawn = max(min(max(average / 16, least_drawn_pages), 16), units / 8 / most_drawn_pieces + 1)};
+        return shares(units - units / 8,
+                      max(min(max(average / 16, least_drawn_pages), 16), units / 8 / most_drawn_pieces + 1));
     }
 
     /// Drawn pieces of a row whose first unit is `unit`.
@@ -201,23 +246,24 @@ private:
         return drawn_before;
     }
 
-    /// By a warp; `i`: the row's place in the batch.
-    __device__ void write_pieces_of_row(int row, int i, const Shares& shares, int drawn) {
+    /// By `lanes` lanes of a warp; `i`: the row's place in the batch.
+    __device__ void write_pieces_of_row(int row, int i, int lanes, const Shares& shares, int drawn) {
         const RowWork& work = shared_.work[i];
-        const int lane = static_cast<int>(threadIdx.x) % 32;
-        int drawn_index = drawn_pieces_begin(args_.blocks, args_.tile_rows) + shared_.drawn_before[i];
+        const int lane = static_cast<int>(threadIdx.x) % lanes;
+        int drawn_index = drawn_pieces_begin(args_.blocks, args_.rows) + shared_.drawn_before[i];
+        const int request = args_.row_request[row];
+        const int32_t* const blocks = args_.block_table + request * args_.block_table_stride;
         for (int pass = 0; pass < work.passes; ++pass) {
             const int begin = shared_.units_before[i] + pass * work.pages;
             const int end = begin + work.pages;
             const int first_row = work.first_row + pass * args_.rows_a_pass;
             const auto write = [&](int index, int from, int to, int next) {
-                const int request = args_.row_request[row];
                 pieces_[index] = {.request = request,
                                   .page_begin = from - begin,
                                   .page_end = to - begin,
                                   .first_row = first_row,
                                   .rows = min(args_.rows_a_pass, row + 1 - first_row),
-                                  .block = args_.block_table[request * args_.block_table_stride + from - begin],
+                                  .block = blocks[from - begin],
                                   .next = next,
                                   .drawn = drawn};
             };
@@ -228,7 +274,7 @@ private:
             const int pass_before = pass > 0 ? begin - work.pages : shared_.last_pass_before[i];
             const int fixed_end = min(end, shares.fixed);
             const int last_block = begin < fixed_end ? shares.block_of(fixed_end - 1) : -1;
-            for (int block = begin < fixed_end ? shares.block_of(begin) + lane : 0; block <= last_block; block += 32) {
+            for (int block = begin < fixed_end ? shares.block_of(begin) + lane : 0; block <= last_block; block += lanes) {
                 const int from = max(begin, shares.begin(block));
                 const int to = min(fixed_end, shares.begin(block + 1));
                 if (from < to) {
@@ -244,7 +290,7 @@ private:
             }
             const int drawn_begin = max(begin, shares.fixed);
             const int pieces = shares.drawn(begin, end);
-            for (int64_t j = lane; j < pieces; j += 32) {
+            for (int64_t j = lane; j < pieces; j += lanes) {
                 const int64_t units = end - drawn_begin;
                 write(drawn_index + static_cast<int>(j), drawn_begin + static_cast<int>(units * j / pieces),
                       drawn_begin + static_cast<int>(units * (j + 1) / pieces), -1);
@@ -258,6 +304,7 @@ private:
     int begin_;
     int end_;
     ScorePiece* pieces_;
+    RowWork first_work_;  // of this thread's row of the first batch
 };
 
 __global__ void __launch_bounds__(threads) schedule_kernel(ScheduleArgs args) {
@@ -266,7 +313,12 @@ __global__ void __launch_bounds__(threads) schedule_kernel(ScheduleArgs args) {
     wait_for_producers();  // for row_request and ends, and for the last step's readers of what is written here
     let_consumers_start();
 
-    Tile tile(args, static_cast<int>(blockIdx.x), shared);
+    const auto number = static_cast<int>(blockIdx.x);
+    const TileShape shape = shape_of_step(args, shared);
+    if (args.shape != nullptr && number == 0 && threadIdx.x == 0) {
+        *args.shape = shape;
+    }
+    TileSchedule tile(args, number, TileRows({number, args.rows, args.least, nullptr}, shape), shared);
     if (args.page_prefix != nullptr) {
         tile.write_page_prefix();
     }
@@ -278,7 +330,7 @@ __global__ void __launch_bounds__(threads) schedule_kernel(ScheduleArgs args) {
 }  // namespace
 
 void schedule(const ScheduleArgs& args, LaunchContext context) {
-    launch(schedule_kernel, "schedule", context, static_cast<unsigned>(tile_count(args.rows, args.tile_rows)), threads, 0,
+    launch(schedule_kernel, "schedule", context, static_cast<unsigned>(tile_count(args.rows, args.least.rows)), threads, 0,
            args);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <stepgraph/layouts/host_device.h>
+#include <stepgraph/layouts/tiles.h>
 
 #include "launch.h"
 
@@ -28,19 +29,19 @@ struct alignas(32) ScorePiece {
 };
 
 /// Behind two pieces for each block, and one for each request that begins in the midst of a block's share; passes over a
-/// request count as requests.
-STEPGRAPH_HD constexpr int drawn_pieces_begin(int blocks, int tile_rows) {
-    return 2 * blocks + tile_rows;
+/// request count as requests. `rows`: of the bucket.
+STEPGRAPH_HD constexpr int drawn_pieces_begin(int blocks, int rows) {
+    return 2 * blocks + rows;
 }
 
 inline constexpr int most_score_blocks = 256;   // a workspace has room for as many, whatever the device
 inline constexpr int least_drawn_pages = 4;     // that the limit of a drawn piece is at least
 inline constexpr int most_drawn_pieces = 7168;  // beside one for each request, or pass over one
 
-/// Pieces that a tile of `tile_rows` rows, block tables of `columns` columns, may have.
-constexpr int64_t most_score_pieces(int64_t tile_rows, int64_t columns) {
-    const int64_t drawn = std::min<int64_t>(most_drawn_pieces, tile_rows * columns / (8 * least_drawn_pages) + 1);
-    return 2 * most_score_blocks + tile_rows + drawn + tile_rows;
+/// Pieces that a tile of up to `rows` rows, block tables of `columns` columns, may have.
+constexpr int64_t most_score_pieces(int64_t rows, int64_t columns) {
+    const int64_t drawn = std::min<int64_t>(most_drawn_pieces, rows * columns / (8 * least_drawn_pages) + 1);
+    return 2 * most_score_blocks + rows + drawn + rows;
 }
 
 struct ScheduleArgs {
@@ -48,8 +49,9 @@ struct ScheduleArgs {
     const int32_t* row_request;  // [rows]
     const int32_t* ends;         // [rows]
     int rows;                    // of the bucket
-    int tile_rows;
-    int unscored_bound;  // rows with ends <= this need no logits: top_k, or 0 where every logit is wanted
+    TileShape least;             // of the tiles
+    int unscored_bound;          // rows with ends <= this need no logits: top_k, or 0 where every logit is wanted
+    TileShape* shape;            // [1] set to what the step's lengths allow, see tile_shape(); null: tiles have the least
 
     /// [rows] pages to read up to and including this row, counted from the first row of its tile. A request's pages are
     /// counted at its last row in the tile, whose bound is the largest. Null: the portable scorer is not used.
@@ -57,7 +59,7 @@ struct ScheduleArgs {
 
     /// [tiles, pieces_a_tile]; null: the Hopper scorer is not used, and nothing below is read.
     ScorePiece* pieces = nullptr;
-    int64_t pieces_a_tile = 0;             // at least most_score_pieces()
+    int64_t pieces_a_tile = 0;             // at least most_score_pieces() of all rows
     int32_t* drawn = nullptr;              // [tiles] set to 0: draws of the scorer's blocks
     const int32_t* block_table = nullptr;  // [max_requests, columns]
     int64_t block_table_stride = 0;        // entries

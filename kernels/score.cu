@@ -37,9 +37,9 @@ struct Piece {
 };
 
 /// Piece `index` of the tile: the row whose prefix first exceeds it is the last one of its request.
-__device__ Piece find_piece(const ScoreArgs& args, int index) {
-    int first = args.tile_begin;
-    int last = args.tile_begin + args.tile_rows - 1;
+__device__ Piece find_piece(const ScoreArgs& args, const TileRows& rows, int index) {
+    int first = rows.begin;
+    int last = rows.end - 1;
     while (first < last) {
         const int middle = first + (last - first) / 2;
         if (args.page_prefix[middle] > index) {
@@ -48,9 +48,9 @@ __device__ Piece find_piece(const ScoreArgs& args, int index) {
             first = middle + 1;
         }
     }
-    const int before = first == args.tile_begin ? 0 : args.page_prefix[first - 1];
+    const int before = first == rows.begin ? 0 : args.page_prefix[first - 1];
     const int request = args.row_request[first];
-    return {request, index - before, max(args.tile_begin, args.starts[request]), first};
+    return {request, index - before, max(rows.begin, args.starts[request]), first};
 }
 
 __device__ void load_keys(const ScoreArgs& args, const uint8_t* page, float* keys) {
@@ -93,19 +93,19 @@ __device__ void compute_terms(const ScoreArgs& args, int row, const SharedMap& s
 }
 
 /// Adds the terms of all heads for the key of this thread (the first 64 have one) and writes its logit.
-__device__ void write_logit(const ScoreArgs& args, int row, int position, const uint8_t* page, const float* terms) {
+__device__ void write_logit(const ScoreArgs& args, int row, int position, const uint8_t* page, const float* terms,
+                            const TileShape& shape) {
     const int token = static_cast<int>(threadIdx.x);
     float sum = 0.0F;
     for (int head = 0; head < args.heads; ++head) {
         sum = add_rn(sum, terms[head * page_tokens + token]);
     }
-    float* logits = args.logits + static_cast<int64_t>(row - args.tile_begin) * args.logits_stride;
-    logits[position] = mul_rn(sum, key_scale(args.format, page, token));
+    logits_of_row(args, shape, row)[position] = mul_rn(sum, key_scale(args.format, page, token));
 }
 
-__device__ void score_invalid_block(const ScoreArgs& args, const Piece& piece) {
+__device__ void score_invalid_block(const ScoreArgs& args, const Piece& piece, const TileShape& shape) {
     // Every tile of a straddling request meets the block; the one with the request's last row counts it.
-    const bool holds_last_row = piece.last_row + 1 == min(args.starts[piece.request + 1], args.rows);
+    const bool holds_last_row = piece.last_row + 1 == min(args.starts[piece.request + 1], args.tile.rows);
     if (threadIdx.x == 0 && holds_last_row) {
         count(&args.status->invalid_blocks);
     }
@@ -113,15 +113,15 @@ __device__ void score_invalid_block(const ScoreArgs& args, const Piece& piece) {
     for (int row = piece.first_row; row <= piece.last_row; ++row) {
         const int end = args.ends[row];
         if (threadIdx.x < page_tokens && end > args.unscored_bound && position < end) {
-            args.logits[static_cast<int64_t>(row - args.tile_begin) * args.logits_stride + position] = -INFINITY;
+            logits_of_row(args, shape, row)[position] = -INFINITY;
         }
     }
 }
 
-__device__ void score_piece(const ScoreArgs& args, const Piece& piece, const SharedMap& shared) {
+__device__ void score_piece(const ScoreArgs& args, const Piece& piece, const SharedMap& shared, const TileShape& shape) {
     const int64_t block = args.block_table[piece.request * args.block_table_stride + piece.column];
     if (block < 0 || block >= args.pages) {
-        score_invalid_block(args, piece);
+        score_invalid_block(args, piece, shape);
         return;
     }
     const uint8_t* page = page_address(args.cache, block, args.page_stride_bytes);
@@ -138,7 +138,7 @@ __device__ void score_piece(const ScoreArgs& args, const Piece& piece, const Sha
         compute_terms(args, row, shared);
         __syncthreads();  // the terms are there, the query may be replaced
         if (threadIdx.x < page_tokens && position < end) {
-            write_logit(args, row, position, page, shared.terms);
+            write_logit(args, row, position, page, shared.terms, shape);
         }
     }
 }
@@ -150,9 +150,11 @@ __global__ void __launch_bounds__(threads) score_kernel(ScoreArgs args) {
     wait_for_producers();  // for keys, query, weights, layout and schedule, and for select's reading of the logits
     let_consumers_start();
 
-    const int pieces = args.page_prefix[args.tile_begin + args.tile_rows - 1];
+    const TileShape shape = args.tile.shape_of_step();
+    const TileRows rows(args.tile, shape);
+    const int pieces = rows.count() == 0 ? 0 : args.page_prefix[rows.end - 1];
     for (int index = static_cast<int>(blockIdx.x); index < pieces; index += static_cast<int>(gridDim.x)) {
-        score_piece(args, find_piece(args, index), shared);
+        score_piece(args, find_piece(args, rows, index), shared, shape);
     }
 }
 

@@ -14,11 +14,8 @@ namespace stepgraph {
 struct ScoreArgs {
     CacheFormat format;
     int heads;
-    int rows;                   // of the bucket
+    Tile tile;
     int max_rows;               // of the query buffer
-    int tile_begin;             // first row of the tile
-    int tile_rows;              // of this tile, the last one may be shorter
-    int schedule_tile_rows;     // of every tile but the last, as in the schedule
     const uint8_t* query;       // query_bytes() of max_rows, see query_row.h
     const float* head_weights;  // [max_rows, heads]
     // Of MXFP4 pages, for the Hopper scorer, see index_inputs.h:
@@ -37,11 +34,17 @@ struct ScoreArgs {
     int32_t* drawn;  // [1] of this tile: draws, those that came too late included; 0 before and after; for the Hopper scorer
     int unscored_bound;  // as in the schedule
 
-    // [tile_rows, logits_stride]; row 0 is tile_begin; [r, j] is written for j < ends of rows above the bound
+    // [rows of the tile, stride of the shape]; [r, j] is written for j < ends of rows above the bound
     float* logits;
-    int64_t logits_stride;
     StepStatus* status;
 };
+
+#if defined(__CUDACC__)
+/// Where the logits of a row of the tile begin.
+__device__ __forceinline__ float* logits_of_row(const ScoreArgs& args, const TileShape& shape, int row) {
+    return args.logits + int64_t{row - args.tile.number * shape.rows} * shape.stride;
+}
+#endif
 
 /// Enqueues the portable scorer: any page format, any number of rows a request, any page stride that is a multiple of 4.
 /// FP32 sums over the columns, then over the heads, left to right: bit-equal to reference::score(), whatever the batch or

@@ -32,7 +32,7 @@ __device__ __noinline__ void score_by_columns(const ScoreArgs& args, const uint8
         }
         sum = add_rn(sum, mul_rn(args.head_weights[int64_t{row} * heads + head], relu(dot)));
     }
-    args.logits[int64_t{row - args.tile_begin} * args.logits_stride + position] = sum;
+    logits_of_row(args, args.tile.shape_of_step(), row)[position] = sum;
 }
 
 }  // namespace stepgraph::sm90

@@ -78,8 +78,6 @@ public:
         slot_ = slot;
         first_row_ = piece.first_row;
         rows_ = piece.rows;
-        const int64_t row = piece.first_row - args_.tile_begin + (rows_ > 1 && writes_second_row() ? 1 : 0);
-        logits_ = args_.logits + row * args_.logits_stride + mine_;
         query_ = swizzled_rows_low(shared_address(shared_.query[slot]));
         pin(query_);
     }
@@ -131,8 +129,8 @@ public:
         const bool upper = writes_second_row();
         const float total = total_of(sums.pair_sum(), next_sums.pair_sum());
         const float logit = total * (upper ? next_keys_.scale : keys_.scale);
-        const int offset = upper ? next_first_position : first_position;
-        const Lost lost = store_or_lose(logits_ + offset, logit, offset + static_cast<int>(mine_) < ends()[0]);
+        const int position = (upper ? next_first_position : first_position) + static_cast<int>(mine_);
+        const Lost lost = store_or_lose(logits(0) + position, logit, position < ends()[0]);
         if (lost.lower) {
             score_again(stage, first_position, 0);
         }
@@ -146,7 +144,6 @@ public:
     /// Writes the logits of the page that was loaded, whose first key is `first_position`.
     __device__ void score(int first_position) {
         position_ = first_position + static_cast<int>(mine_);
-        out_ = logits_ + first_position;
         if (valid_) {
             score_rows();
             if (ends()[0] <= score_sm90_exact_keys) {  // a request's bounds ascend with its rows
@@ -176,6 +173,10 @@ private:
     [[nodiscard]] __device__ const int32_t* ends() const {
         return shared_.ends + slot_ / heads;
     }
+    /// Of row `row` of the piece, from its first key on.
+    [[nodiscard]] __device__ float* logits(int row) const {
+        return shared_.logits[slot_ / heads + row];
+    }
 
     /// The weights of four of this thread's heads of row `row`.
     [[nodiscard]] __device__ float4 weights(int row, int four) const {
@@ -188,7 +189,7 @@ private:
         for (int row = writes_second_row() ? 1 : 0; row < rows_; row += 2) {
             const int end = ends()[row];
             if (end > args_.unscored_bound && position_ < end) {
-                store(out_ + row / 2 * 2 * args_.logits_stride, -INFINITY, policy_);
+                store(logits(row) + position_, -INFINITY, policy_);
             }
         }
     }
@@ -262,8 +263,9 @@ private:
             pin(product);
         }
         // Read, and computed, before the sums, which nothing then follows but the store.
-        const int end = ends()[row + (rows > 1 && writes_second_row() ? 1 : 0)];
-        float* to = out_ + row * args_.logits_stride;
+        const int own_row = row + (rows > 1 && writes_second_row() ? 1 : 0);
+        const int end = ends()[own_row];
+        float* to = logits(own_row) + position_;
         float sums[rows];
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
@@ -312,7 +314,7 @@ private:
             }
             const float sum = sums.pair_sum();
             const bool wanted = ends()[row] > args_.unscored_bound && position_ < ends()[row];
-            if (write<false>(out_ + row * args_.logits_stride, sum, sum, wanted).lower) {
+            if (write<false>(logits(row) + position_, sum, sum, wanted).lower) {
                 score_again(stage_, position_ - static_cast<int>(mine_), row);
             }
         }
@@ -363,14 +365,12 @@ private:
     int first_row_;
     int rows_;
     uint32_t query_;  // the low word of its descriptor
-    float* logits_;   // of key mine_ of the first row, or, for the threads that write every other row, of the second
     // Of the page:
     Keys keys_;
     Keys next_keys_;  // of a second one that is scored with it
     int stage_;
     bool valid_;
     int position_;  // of key mine_
-    float* out_;    // its logit, as logits_
 };
 
 }  // namespace stepgraph::sm90

@@ -58,6 +58,7 @@ struct alignas(1024) Shared {
     Page pages[stages];
     float weights[row_columns];
     int32_t ends[row_columns / 16];
+    float* logits[row_columns / 16];
     ScorePiece pieces[queued_pieces];
     uint64_t page_there[stages];
     uint64_t page_taken[stages];
@@ -209,9 +210,8 @@ private:
             *args_.drawn = 0;
         }
         const int ticket = __shfl_sync(0xFFFFFFFFU, ticket_, 0);
-        return ticket < piece.drawn
-                   ? args_.pieces[drawn_pieces_begin(static_cast<int>(gridDim.x), args_.schedule_tile_rows) + ticket]
-                   : ScorePiece{};
+        return ticket < piece.drawn ? args_.pieces[drawn_pieces_begin(static_cast<int>(gridDim.x), args_.tile.rows) + ticket]
+                                    : ScorePiece{};
     }
 
     __device__ void push(const ScorePiece& piece) {
@@ -242,7 +242,7 @@ private:
                 copy_bytes(&shared_.pages[stage], page_, sizeof(Page), &shared_.page_there[stage], policy_);
             } else {
                 // Every pass and every tile of a straddling request meets it; that with the last row counts it.
-                if (piece.first_row + piece.rows == min(args_.starts[piece.request + 1], args_.rows)) {
+                if (piece.first_row + piece.rows == min(args_.starts[piece.request + 1], args_.tile.rows)) {
                     count(&args_.status->invalid_blocks);
                 }
                 barrier_arrive(&shared_.page_there[stage]);

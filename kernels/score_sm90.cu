@@ -63,7 +63,7 @@ public:
 private:
     __device__ static void synchronise() { asm volatile("bar.sync 1, %0;" ::"n"(consumer_threads) : "memory"); }
 
-    /// Starts to copy query, weights and bounds of a piece's rows.
+    /// Starts to copy query, weights and bounds of a piece's rows, and says where their logits go.
     __device__ void copy_rows(const ScorePiece& piece, int slot) {
         const auto thread = static_cast<int>(threadIdx.x);
         const int columns = piece.rows * heads;
@@ -82,6 +82,8 @@ private:
         }
         if (thread < piece.rows) {
             copy_word(shared_.ends + slot / heads + thread, args_.ends + piece.first_row + thread);
+            shared_.logits[slot / heads + thread] =
+                logits_of_row(args_, args_.tile.shape_of_step(), piece.first_row + thread);
         }
     }
 

@@ -132,17 +132,22 @@ __global__ void __launch_bounds__(threads) select_kernel(SelectArgs args) {
         let_consumers_start();
     }
 
-    const int64_t row = args.tile_begin + static_cast<int64_t>(blockIdx.x);
+    const TileShape shape = args.tile.shape_of_step();
+    const TileRows rows(args.tile, shape);
     const int64_t tile_row = blockIdx.x;
+    if (tile_row >= rows.count()) {
+        return;
+    }
+    const int64_t row = rows.begin + tile_row;
     const int end = args.ends[row];
-    const float* logits = args.logits + tile_row * args.logits_stride;
+    const float* logits = args.logits + tile_row * shape.stride;
     const int winners = min(args.top_k, end);
     if (args.counts != nullptr && threadIdx.x == 0) {
         args.counts[row] = winners;
     }
     if (args.padded_logits != nullptr) {
         for (int64_t j = end + static_cast<int64_t>(threadIdx.x); j < args.width; j += threads) {
-            args.padded_logits[tile_row * args.logits_stride + j] = -INFINITY;
+            args.padded_logits[tile_row * shape.stride + j] = -INFINITY;
         }
     }
     if (end > args.top_k) {
@@ -158,7 +163,7 @@ __global__ void __launch_bounds__(threads) select_kernel(SelectArgs args) {
 }  // namespace
 
 void select(const SelectArgs& args, LaunchContext context) {
-    launch(select_kernel, "select", context, static_cast<unsigned>(args.tile_rows), threads, 0, args);
+    launch(select_kernel, "select", context, static_cast<unsigned>(args.tile.most_rows()), threads, 0, args);
 }
 
 void prepare_select() {

@@ -18,10 +18,10 @@ struct Row {
     Slice slice;
 };
 
-/// How many of the cluster's blocks have a slice of a row of `end` keys: a power of two, so that nothing is divided.
-__device__ __forceinline__ int log_blocks(int end) {
+/// How many of a row's `blocks` blocks have a slice of its `end` keys: a power of two, so that nothing is divided.
+__device__ __forceinline__ int log_blocks(int end, int blocks) {
     const int most = 31 - __clz(max(1, end >> least_slice_bits));
-    return min(most, 31 - __clz(cluster_blocks()));
+    return min(most, 31 - __clz(blocks));
 }
 
 __device__ __forceinline__ Slice slice_of(const RowMemory& memory, int end, int rank, int log_blocks) {
@@ -172,17 +172,54 @@ __device__ __forceinline__ void select_row(const SelectArgs& args, const Row& ro
     }
 }
 
+/// What a block works on: a cluster takes a row, or a block, where the tile has more rows than the grid has clusters.
+class Assignment {
+public:
+    __device__ Assignment()
+        : cluster_{cluster_rank(), cluster_blocks()},
+          number_(static_cast<int>(cluster_number())),
+          block_(static_cast<int>(blockIdx.x)) {
+        clusters_ = static_cast<int>(gridDim.x) >> (31 - __clz(cluster_.count));  // a power of two
+    }
+
+    [[nodiscard]] __device__ int tile_row(int rows) const { return rows <= clusters_ ? number_ : block_; }
+    [[nodiscard]] __device__ RowBlocks blocks(int rows) const { return rows <= clusters_ ? cluster_ : RowBlocks{0, 1}; }
+
+private:
+    RowBlocks cluster_;
+    int number_;  // of the cluster
+    int block_;
+    int clusters_;
+};
+
+/// The row of a tile that a block works on, alone or with others.
+struct TileRow {
+    int number;   // of all rows
+    int of_tile;  // of the tile's
+    bool is_there;
+    RowBlocks blocks;
+    const float* logits;
+
+    __device__ TileRow(const SelectArgs& args, const Assignment& assignment, const TileShape& shape) {
+        const TileRows rows(args.tile, shape);
+        of_tile = assignment.tile_row(rows.count());
+        number = rows.begin + of_tile;
+        is_there = of_tile < rows.count();
+        blocks = assignment.blocks(rows.count());
+        logits = args.logits + int64_t{of_tile} * shape.stride;
+    }
+};
+
 /// What a block of the kernel does.
 __device__ __forceinline__ void select_rows(const SelectArgs& args) {
     clear_shared();
-    const RowBlocks cluster{cluster_rank(), cluster_blocks()};
-    const int64_t tile_row = cluster_number();
-    const int64_t row = args.tile_begin + tile_row;
-    const int32_t* end_address = args.ends + row;
-    const float* logits = args.logits + tile_row * args.logits_stride;
+    const Assignment assignment;
+    TileShape shape = args.tile.least;
+    TileRow row(args, assignment, shape);
+    const int32_t* end_address = args.ends + min(row.number, args.tile.rows - 1);
     // Parameters come from memory too: here, and not behind the wait.
     compute_here(end_address);
-    compute_here(logits);
+    compute_here(row.logits);
     __syncthreads();  // the shared memory is clear
 
     wait_for_producers();  // for the logits and the layout, and for the readers of the last layer's outputs
@@ -190,27 +227,42 @@ __device__ __forceinline__ void select_rows(const SelectArgs& args) {
         let_consumers_start();
     }
 
-    const int end = *end_address;
-    if (args.counts != nullptr && thread() == 0 && cluster.rank == 0) {
-        args.counts[row] = min(args.top_k, end);
+    int end = *end_address;
+    if (args.tile.shape != nullptr) {
+        shape = *args.tile.shape;
+        const int likely = row.number;
+        row = TileRow(args, assignment, shape);
+        if (row.is_there && row.number != likely) {
+            end = args.ends[row.number];
+        }
+    }
+    if (!row.is_there) {
+        return;
+    }
+    const RowBlocks blocks = row.blocks;
+    if (args.counts != nullptr && thread() == 0 && blocks.rank == 0) {
+        args.counts[row.number] = min(args.top_k, end);
     }
     if (args.padded_logits != nullptr) {
-        for (int64_t j = end + int64_t{cluster.rank} * threads + thread(); j < args.width; j += cluster.count * threads) {
-            args.padded_logits[tile_row * args.logits_stride + j] = -INFINITY;
+        for (int64_t j = end + int64_t{blocks.rank} * threads + thread(); j < args.width; j += blocks.count * threads) {
+            args.padded_logits[int64_t{row.of_tile} * shape.stride + j] = -INFINITY;
         }
     }
     if (end <= args.top_k) {
-        if (cluster.rank == 0) {
-            write_outputs(args, row, logits, 0, args.top_k, [end](int i) { return i < end ? i : -1; });
+        if (blocks.rank == 0) {
+            write_outputs(args, row.number, row.logits, 0, args.top_k, [end](int i) { return i < end ? i : -1; });
         }
         return;
     }
-    const int log_count = log_blocks(end);
-    if (cluster.rank >> log_count != 0) {
+    const int log_count = log_blocks(end, blocks.count);
+    if (blocks.rank >> log_count != 0) {
         return;  // the barriers of the cluster do not wait for it
     }
-    select_row(
-        args, {row, logits, end, {cluster.rank, 1 << log_count}, slice_of(RowMemory(logits), end, cluster.rank, log_count)});
+    select_row(args, {row.number,
+                      row.logits,
+                      end,
+                      {blocks.rank, 1 << log_count},
+                      slice_of(RowMemory(row.logits), end, blocks.rank, log_count)});
 }
 
 }  // namespace stepgraph::selecting

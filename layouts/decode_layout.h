@@ -63,11 +63,15 @@ struct DecodeLayoutArgs {
     StepStatus* status;
 };
 
+/// Up to so many requests, each row finds its own by counting from the first: one kernel instead of three.
+inline constexpr int most_counted_requests = 256;
+
 /// Computes the layout on the host. Pointers are host memory; throws nothing but std::bad_alloc.
 void decode_layout_host(const DecodeLayoutArgs& args);
 
-/// Enqueues the layout on `stream`: three kernels, no synchronisation, no allocation, legal in capture. Pointers are device
-/// memory. `temporaries` (256-byte aligned, decode_layout_temporary_bytes() of it) must live as long as a captured graph.
+/// Enqueues the layout on `stream`: one kernel, three where there may be many requests; no synchronisation, no allocation,
+/// legal in capture. Pointers are device memory. `temporaries` (256-byte aligned, decode_layout_temporary_bytes() of it)
+/// must live as long as a captured graph.
 void decode_layout_device(const DecodeLayoutArgs& args, void* temporaries, size_t temporary_bytes, cudaStream_t stream);
 
 /// Bytes that decode_layout_device() needs for its scan; the same on every device.

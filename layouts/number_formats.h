@@ -46,8 +46,8 @@ STEPGRAPH_HD constexpr float float_from_e4m3(uint8_t code) {
 /// for it.
 STEPGRAPH_HD inline uint8_t e2m1_from_float(float x) {
     const uint32_t magnitude = bits_of(x) & 0x7FFFFFFFU;
-    // Below 1 the codes are multiples of 0.5, which is the last place of 2^22. From 1 on, a code is the exponent and the first
-    // bit of the mantissa, rounded.
+    // Below 1 the codes are multiples of 0.5, which is the last place of 2^22. From 1 on, a code is the exponent and the
+    // first bit of the mantissa, rounded.
     const uint32_t multiple = bits_of(add_rn(float_of(magnitude), 0x1p22F)) & 3U;
     const uint32_t rounded = ((magnitude + 0x1FFFFFU + (magnitude >> 22U & 1U)) >> 22U) - (126U << 1U);
     const uint32_t code = magnitude < 0x3F800000U ? multiple : rounded < 7U ? rounded : 7U;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cache_page.h"
+
 namespace stepgraph {
 
 /// Rows of a tile such that its logits, selection scratch and queries stay within what 32 rows of `max_model_len` keys take.
@@ -18,5 +20,49 @@ constexpr int64_t default_tile_rows(int64_t max_model_len, int64_t width, int64_
 constexpr int tile_count(int rows, int tile_rows) {
     return rows / tile_rows + (rows % tile_rows != 0 ? 1 : 0);
 }
+
+/// How the rows of a step are cut: so many a tile, their logits so many floats apart.
+struct alignas(8) TileShape {
+    int32_t rows;
+    int32_t stride;  // a multiple of 4
+};
+
+/// As many of the `rows` rows of a step as fit where tiles of the shape `least` have room, when no row has more than
+/// `longest` <= least.stride keys: never less than least.rows, if there are as many.
+STEPGRAPH_HD constexpr TileShape tile_shape(int rows, int32_t longest, const TileShape& least) {
+    const int64_t stride = (int64_t{longest > 1 ? longest : 1} + 3) / 4 * 4;
+    const int64_t fit = int64_t{least.rows} * least.stride / stride;
+    return {static_cast<int32_t>(fit < rows ? fit : rows), static_cast<int32_t>(stride)};
+}
+
+/// A tile, as the kernels that work on it are told.
+struct Tile {
+    int number;
+    int rows;                // of the bucket
+    TileShape least;         // the shape of tiles for rows of any length
+    const TileShape* shape;  // on the device, the one for the step's lengths; null: `least`
+
+    [[nodiscard]] STEPGRAPH_HD constexpr TileShape shape_of_step() const { return shape == nullptr ? least : *shape; }
+    /// The most rows that it can have.
+    [[nodiscard]] STEPGRAPH_HD constexpr int most_rows() const {
+        const int left = rows - number * least.rows;
+        return shape == nullptr && least.rows < left ? least.rows : left;
+    }
+};
+
+/// The rows [begin, end) of a tile; none behind the last row.
+struct TileRows {
+    int begin;
+    int end;
+
+    STEPGRAPH_HD constexpr TileRows(const Tile& tile, const TileShape& shape) : begin(tile.rows), end(tile.rows) {
+        const int64_t first = int64_t{tile.number} * shape.rows;
+        if (first < tile.rows) {
+            begin = static_cast<int>(first);
+            end = static_cast<int>(first + shape.rows < tile.rows ? first + shape.rows : tile.rows);
+        }
+    }
+    [[nodiscard]] STEPGRAPH_HD constexpr int count() const { return end - begin; }
+};
 
 }  // namespace stepgraph

@@ -55,6 +55,10 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
+bool hands_out_logits(const LayerBuffers& layer) {
+    return layer.logits != nullptr;
+}
+
 }  // namespace
 
 /// What bind() fixes.
@@ -78,12 +82,17 @@ struct Pipeline::Bound {
 
     [[nodiscard]] LaunchContext on(cudaStream_t stream) const { return {stream, options.programmatic_edges}; }
     [[nodiscard]] const int64_t* slots() const { return step.slots != nullptr ? step.slots : work.slots; }
+    [[nodiscard]] TileShape least_tile() const { return {tile_rows, static_cast<int32_t>(geometry.width())}; }
+    /// Where a step of a bucket of `rows` rows says how its tiles are cut; null: as the least one.
+    [[nodiscard]] TileShape* tile_shape_for(int rows) const {
+        return rows <= tile_rows || std::any_of(layers.begin(), layers.end(), hands_out_logits) ? nullptr : work.shape;
+    }
     void enqueue_layout(int rows, cudaStream_t stream) const;
     [[nodiscard]] ProjectArgs project_args(const LayerBuffers& layer, int rows) const;
     void prepare_projections();
     void enqueue_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
     void enqueue_index_inputs(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
-    void enqueue_tile(const LayerBuffers& layer, int rows, int tile_begin, cudaStream_t stream) const;
+    void enqueue_tile(const LayerBuffers& layer, const Tile& tile, cudaStream_t stream) const;
     void enqueue_behind_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const;
     void enqueue_step(int rows, const AfterLayer& after_layer, Branch& branch, cudaStream_t stream) const;
     static void call_engine(const AfterLayer& after_layer, int layer, int rows, cudaStream_t stream);
@@ -145,8 +154,9 @@ void Pipeline::Bound::enqueue_layout(int rows, cudaStream_t stream) const {
               .row_request = work.row_request,
               .ends = work.ends,
               .rows = rows,
-              .tile_rows = tile_rows,
+              .least = least_tile(),
               .unscored_bound = unscored_bound,
+              .shape = tile_shape_for(rows),
               .page_prefix = portable_scorer ? work.page_prefix : nullptr,
               .pieces = portable_scorer ? nullptr : work.pieces,
               .pieces_a_tile = work.pieces_a_tile,
@@ -213,17 +223,14 @@ void Pipeline::Bound::enqueue_index_inputs(const LayerBuffers& layer, int rows, 
                  on(stream));
 }
 
-void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile_begin, cudaStream_t stream) const {
-    const int64_t width = geometry.width();
-    const int rows_of_tile = std::min(tile_rows, rows - tile_begin);
-    float* logits = layer.logits != nullptr ? layer.logits + tile_begin * width : work.logits;
+void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, const Tile& tile, cudaStream_t stream) const {
+    // Where logits are handed out, every tile has the least shape.
+    float* logits =
+        layer.logits != nullptr ? layer.logits + int64_t{tile.number} * tile.least.rows * geometry.width() : work.logits;
     const ScoreArgs args{.format = geometry.cache_format,
                          .heads = geometry.heads,
-                         .rows = rows,
+                         .tile = tile,
                          .max_rows = geometry.max_rows,
-                         .tile_begin = tile_begin,
-                         .tile_rows = rows_of_tile,
-                         .schedule_tile_rows = tile_rows,
                          .query = work.query,
                          .head_weights = work.head_weights,
                          .widened_query = work.widened_query,
@@ -237,25 +244,22 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
                          .row_request = work.row_request,
                          .ends = work.ends,
                          .page_prefix = work.page_prefix,
-                         .pieces = work.pieces + tile_begin / tile_rows * work.pieces_a_tile,
-                         .drawn = work.drawn + tile_begin / tile_rows,
+                         .pieces = work.pieces + tile.number * work.pieces_a_tile,
+                         .drawn = work.drawn + tile.number,
                          .unscored_bound = unscored_bound,
                          .logits = logits,
-                         .logits_stride = width,
                          .status = work.status};
     if (portable_scorer) {
-        const auto most_pieces = int64_t{rows_of_tile} * geometry.block_table_columns;
+        const auto most_pieces = int64_t{tile.most_rows()} * geometry.block_table_columns;
         score(args, static_cast<int>(std::min<int64_t>(score_blocks, most_pieces)), on(stream));
     } else {
         score_sm90(args, score_blocks, on(stream));
     }
 
-    const SelectArgs select_args{.tile_begin = tile_begin,
-                                 .tile_rows = rows_of_tile,
+    const SelectArgs select_args{.tile = tile,
                                  .top_k = geometry.top_k,
                                  .ends = work.ends,
                                  .logits = logits,
-                                 .logits_stride = width,
                                  .row_request = work.row_request,
                                  .block_table = step.block_table,
                                  .block_table_stride = geometry.block_table_stride,
@@ -265,8 +269,8 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
                                  .physical_slots = layer.physical_slots,
                                  .winner_logits = layer.winner_logits,
                                  .padded_logits = layer.logits != nullptr ? logits : nullptr,
-                                 .width = width,
-                                 .last_of_layer = tile_begin + rows_of_tile == rows};
+                                 .width = geometry.width(),
+                                 .last_of_layer = tile.number + 1 == tile_count(tile.rows, tile.least.rows)};
     if (portable_select) {
         select(select_args, on(stream));
     } else {
@@ -276,8 +280,8 @@ void Pipeline::Bound::enqueue_tile(const LayerBuffers& layer, int rows, int tile
 
 void Pipeline::Bound::enqueue_behind_projections(const LayerBuffers& layer, int rows, cudaStream_t stream) const {
     enqueue_index_inputs(layer, rows, stream);
-    for (int tile_begin = 0; tile_begin < rows; tile_begin += tile_rows) {
-        enqueue_tile(layer, rows, tile_begin, stream);
+    for (int number = 0; number < tile_count(rows, tile_rows); ++number) {
+        enqueue_tile(layer, {.number = number, .rows = rows, .least = least_tile(), .shape = tile_shape_for(rows)}, stream);
     }
 }
 

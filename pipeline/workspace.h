@@ -22,9 +22,10 @@ struct WorkspaceParts {
     int32_t* ends;          // [max_rows]
     int64_t* slots;         // [max_rows]
     int32_t* page_prefix;   // [max_rows]; for the portable scorer
+    TileShape* shape;       // [1]
     int32_t* drawn;         // [tiles of max_rows]; this and the pieces for the Hopper scorer
     size_t layout_bytes;    // of all that stands above, from the base on: what bind() clears
-    int64_t pieces_a_tile;  // most_score_pieces() of a tile
+    int64_t pieces_a_tile;  // most_score_pieces() of max_rows
     ScorePiece* pieces;     // [tiles of max_rows, pieces_a_tile]
     void* layout_temporaries;
     size_t layout_temporary_bytes;
@@ -36,7 +37,7 @@ struct WorkspaceParts {
     // For the Hopper scorer of MXFP4 pages; null with other pages:
     uint8_t* widened_query;  // [max_rows, heads, 128]
     float* widened_weights;  // [max_rows, heads]
-    float* logits;           // [tile_rows, width]
+    float* logits;           // [tile_rows, width], or more rows of fewer logits
     size_t bytes;            // of the whole
 };
 

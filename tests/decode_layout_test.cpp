@@ -163,7 +163,7 @@ TEST(DecodeLayout, OfRandomRaggedStepsIsThatOfTheLoops) {
         step.dcp.world_size = random.one_in(2) ? 1 : random.integer32(1, 8);
         step.dcp.rank = random.integer32(0, step.dcp.world_size - 1);
         step.dcp.interleave = std::vector<int>{1, 2, 16, 64}[static_cast<size_t>(random.integer(0, 3))];
-        const int requests = random.integer32(1, 40);
+        const int requests = random.one_in(50) ? random.integer32(200, 400) : random.integer32(1, 40);
         step.table = random_table(random, requests, step.columns, step.pages);
         const auto longest = static_cast<int32_t>(step.width()) * step.dcp.world_size + 70;
         for (int q = 0; q < requests; ++q) {

@@ -76,5 +76,36 @@ TEST(TileCount, RoundsUp) {
     EXPECT_EQ(tile_count(most, most), 1);
 }
 
+TEST(TileShape, HoldsAsManyRowsAsFit) {
+    test::Random random;
+    SCOPED_TRACE(random.trace());
+    for (int i = 0; i < 10000; ++i) {
+        const auto rows = static_cast<int>(random.integer(1, 1024));
+        const int64_t tile_rows = random.integer(1, rows);
+        const int64_t width = 64 * random.integer(1, 1 << 14);
+        const auto longest = static_cast<int32_t>(random.integer(0, width));
+        const TileShape least{static_cast<int32_t>(tile_rows), static_cast<int32_t>(width)};
+        const TileShape shape = tile_shape(rows, longest, least);
+        ASSERT_GE(shape.stride, longest);
+        ASSERT_LT(shape.stride, std::max(longest, 1) + 4);
+        ASSERT_EQ(shape.stride % 4, 0);
+        ASSERT_LE(int64_t{shape.rows} * shape.stride, tile_rows * width);
+        ASSERT_GE(shape.rows, tile_rows);
+        ASSERT_LE(shape.rows, rows);
+        ASSERT_TRUE(shape.rows == rows || int64_t{shape.rows + 1} * shape.stride > tile_rows * width);
+
+        // The tiles that were captured hold every row once.
+        int next = 0;
+        for (int number = 0; number < tile_count(rows, static_cast<int>(tile_rows)); ++number) {
+            const Tile tile{number, rows, least, &shape};
+            const TileRows of_tile(tile, shape);
+            ASSERT_EQ(of_tile.begin, next);
+            ASSERT_LE(of_tile.count(), tile.most_rows());
+            next = of_tile.end;
+        }
+        ASSERT_EQ(next, rows);
+    }
+}
+
 }  // namespace
 }  // namespace stepgraph

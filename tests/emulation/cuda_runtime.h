@@ -28,6 +28,13 @@ inline Index thread_index() {
 inline Index block_index() {
     return {cluster_number() * static_cast<unsigned>(cluster_blocks()) + static_cast<unsigned>(cluster_rank())};
 }
+/// Not a macro as those below: a launch has a member of the name.
+struct GridDimension {
+    struct Blocks {
+        operator unsigned() const { return grid_blocks(); }
+    };
+    Blocks x;
+};
 
 template <typename Value>
 Value lane_value(Value value, int lane, Place place) {
@@ -61,6 +68,8 @@ uint32_t reduce(uint32_t value, Place place, Combine combine) {
 #define fmaxf stepgraph::emulation::larger
 #define blockIdx (stepgraph::emulation::block_index())
 #define threadIdx (stepgraph::emulation::thread_index())
+
+inline constexpr stepgraph::emulation::GridDimension gridDim;
 
 inline void __syncthreads(STEPGRAPH_PLACE) {
     stepgraph::emulation::block_barrier(place);

@@ -470,6 +470,9 @@ int cluster_blocks() {
 unsigned cluster_number() {
     return emulator().launch().cluster_number;
 }
+unsigned grid_blocks() {
+    return emulator().launch().grid_blocks;
+}
 void* shared_memory() {
     return emulator().shared_of(*emulator().current().block);
 }

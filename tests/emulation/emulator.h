@@ -19,6 +19,7 @@ struct Launch {
     int blocks = 1;                // of the cluster, at most 16
     int threads = 32;              // of a block, whole warps
     unsigned cluster_number = 0;   // in the grid
+    unsigned grid_blocks = 0;      // of the whole grid
     size_t shared_bytes = 0;       // of a block, random at the beginning, with pages behind it that fault
     std::vector<std::span<const std::byte>> readable{};  // of global memory, for loads and copies that are checked
     uint64_t seed = 1;
@@ -35,6 +36,7 @@ uint64_t run(const Launch& launch);
 [[nodiscard]] int cluster_rank();
 [[nodiscard]] int cluster_blocks();
 [[nodiscard]] unsigned cluster_number();
+[[nodiscard]] unsigned grid_blocks();
 [[nodiscard]] void* shared_memory();
 /// Of a byte of this block's shared memory.
 [[nodiscard]] uint32_t shared_address(const void* byte);

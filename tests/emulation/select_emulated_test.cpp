@@ -248,40 +248,45 @@ std::vector<int32_t> sorted_winners(const std::vector<float>& row, int top_k) {
     return positions;
 }
 
-/// Selects the second of two rows of a tile that begins at row 1, in the emulator, and expects what a sort gives, and
+/// Selects the second of two rows of a tile that begins at row 2, in the emulator, and expects what a sort gives, and
 /// nothing else to be written. Adds the bytes of logits that were read to `bytes_read`.
 void select_and_compare(const Case& drawn, const std::vector<float>& row, uint64_t seed, uint64_t& bytes_read) {
-    constexpr int tile_begin = 1;
-    constexpr int row_number = 2;
+    constexpr int tile_begin = 2;
+    constexpr int row_number = 3;
+    const TileShape shape{2, static_cast<int32_t>(row.size()) + 37};
     constexpr int64_t pages = 700;
     const auto k = static_cast<size_t>(drawn.top_k);
     // Around the row stands what would win.
-    const auto stride = static_cast<int64_t>(row.size()) + 37;
+    const int64_t stride = shape.stride;
     std::vector<float> memory(static_cast<size_t>(2 * stride) + 64, infinity);
     float* first = memory.data() + stride;
     first += (static_cast<size_t>(drawn.skew) + 4 - reinterpret_cast<uintptr_t>(first) / 4 % 4) % 4;
     std::copy(row.begin(), row.end(), first);
     const std::vector<float> before = memory;
 
-    const std::array<int32_t, 4> ends = {0, 0, drawn.end, 0};
-    const std::array<int32_t, 4> requests = {-1, -1, 1, -1};
+    const std::array<int32_t, 5> ends = {0, 0, 0, drawn.end, 0};
+    const std::array<int32_t, 5> requests = {-1, -1, -1, 1, -1};
     Random random(seed);
     const auto columns = static_cast<int64_t>(row.size()) / 64 + 3;
     std::vector<int32_t> table(static_cast<size_t>(2 * columns));
     for (int32_t& block : table) {
         block = static_cast<int32_t>(random() % 720) - 10;
     }
-    std::vector<int32_t> indices(4 * k, 0x55555555);
-    std::vector<int32_t> counts(4, -77);
-    std::vector<int64_t> slots(4 * k, -99);
-    std::vector<float> logits(4 * k, 7e7F);
+    std::vector<int32_t> indices(5 * k, 0x55555555);
+    std::vector<int32_t> counts(5, -77);
+    std::vector<int64_t> slots(5 * k, -99);
+    std::vector<float> logits(5 * k, 7e7F);
     const bool all_outputs = random() % 4 == 0;
-    const SelectArgs args{.tile_begin = tile_begin,
-                          .tile_rows = 2,
+    const bool is_cut = random() % 2 == 0;  // by the step's lengths, and not as ever
+    // In a grid of too few clusters each block has a row of its own, the cluster's first one the tile's first row.
+    const bool alone = drawn.blocks > 1 && random() % 4 == 0;
+    const SelectArgs args{.tile = {.number = 1,
+                                   .rows = 5,
+                                   .least = is_cut ? TileShape{1, shape.stride} : shape,
+                                   .shape = is_cut ? &shape : nullptr},
                           .top_k = drawn.top_k,
                           .ends = ends.data(),
                           .logits = first - stride,
-                          .logits_stride = stride,
                           .row_request = requests.data(),
                           .block_table = table.data(),
                           .block_table_stride = columns,
@@ -296,24 +301,26 @@ void select_and_compare(const Case& drawn, const std::vector<float>& row, uint64
     ASSERT_NO_THROW(bytes_read += emulation::run({.kernel = [&] { selecting::select_rows(args); },
                                                   .blocks = drawn.blocks,
                                                   .threads = selecting::threads,
-                                                  .cluster_number = row_number - tile_begin,
+                                                  .cluster_number = alone ? 0U : unsigned{row_number - tile_begin},
+                                                  .grid_blocks = static_cast<unsigned>((alone ? 1 : 2) * drawn.blocks),
                                                   .shared_bytes = sizeof(selecting::Shared),
                                                   .readable = {std::as_bytes(std::span(first, row.size()))},
                                                   .seed = seed}));
 
     const std::vector<int32_t> want = sorted_winners(row, drawn.top_k);
-    for (size_t i = 0; i < 4 * k; ++i) {
+    for (size_t i = 0; i < 5 * k; ++i) {
         const bool mine = i / k == row_number;
+        const bool written = mine || (alone && i / k == tile_begin);
         const int32_t position = mine ? want[i % k] : -1;
-        ASSERT_EQ(indices[i], mine ? position : 0x55555555) << "output " << i;
+        ASSERT_EQ(indices[i], written ? position : 0x55555555) << "output " << i;
         if (all_outputs) {
             const int64_t slot = position < 0 ? -1 : slot_of(table.data() + columns, position, pages);
-            ASSERT_EQ(slots[i], mine ? slot : -99) << "slot " << i;
+            ASSERT_EQ(slots[i], written ? slot : -99) << "slot " << i;
             const float logit = position < 0 ? -infinity : row[static_cast<size_t>(position)];
-            ASSERT_EQ(bits_of(logits[i]), bits_of(mine ? logit : 7e7F)) << "winner logit " << i;
+            ASSERT_EQ(bits_of(logits[i]), bits_of(written ? logit : 7e7F)) << "winner logit " << i;
         }
     }
-    EXPECT_EQ(counts, (std::vector<int32_t>{-77, -77, std::min(drawn.top_k, drawn.end), -77}));
+    EXPECT_EQ(counts, (std::vector<int32_t>{-77, -77, alone ? 0 : -77, std::min(drawn.top_k, drawn.end), -77}));
     EXPECT_EQ(std::memcmp(memory.data(), before.data(), memory.size() * sizeof(float)), 0) << "logits were written";
 }
 

@@ -118,8 +118,9 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
     LateInput late_requests(requests);
     LateInput late_ends(ends);
     DeviceMemory prefix(16, 16, false);
-    DeviceMemory pieces(static_cast<size_t>(most_score_pieces(4, 100)) * sizeof(ScorePiece), 32, false);
-    DeviceMemory drawn(sizeof(int32_t), 16, false);
+    DeviceMemory pieces(2 * static_cast<size_t>(most_score_pieces(4, 100)) * sizeof(ScorePiece), 32, false);
+    DeviceMemory drawn(2 * sizeof(int32_t), 16, false);
+    DeviceMemory shape(sizeof(TileShape), 16, false);
     LateInput late_starts(std::vector<int32_t>{0, 2, 3, 4});
     std::vector<int32_t> table(300);
     std::iota(table.begin(), table.end(), 1000);
@@ -128,8 +129,9 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
                             .row_request = late_requests.as<int32_t>(),
                             .ends = late_ends.as<int32_t>(),
                             .rows = 4,
-                            .tile_rows = 4,
+                            .least = {2, 12800},  // room for all four of 6400 keys
                             .unscored_bound = 0,
+                            .shape = shape.as<TileShape>(),
                             .page_prefix = prefix.as<int32_t>(),
                             .pieces = pieces.as<ScorePiece>(),
                             .pieces_a_tile = most_score_pieces(4, 100),
@@ -151,8 +153,10 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
         [&] {
             // 112 pages for 8 blocks, 14 each: the third begins with page 28 - 11 of request 1.
             const auto third = pieces.download<ScorePiece>()[4];
+            const auto cut = shape.download<TileShape>().front();
             return prefix.download<int32_t>() == std::vector<int32_t>{0, 11, 111, 112} && third.drawn == 0 &&
-                   third.request == 1 && third.page_begin == 17 && third.block == 1000 + 100 + 17;
+                   cut.rows == 4 && cut.stride == 6400 && third.request == 1 && third.page_begin == 17 &&
+                   third.block == 1000 + 100 + 17;
         });
 }
 
@@ -294,12 +298,14 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     for (LateInput* input : {&starts, &requests, &ends}) {
         deliver(*input);
     }
+    const Tile tile{.number = 0, .rows = 4, .least = {4, static_cast<int32_t>(g.width())}, .shape = nullptr};
     schedule({.starts = starts.as<int32_t>(),
               .row_request = requests.as<int32_t>(),
               .ends = ends.as<int32_t>(),
               .rows = 4,
-              .tile_rows = 4,
+              .least = tile.least,
               .unscored_bound = 0,
+              .shape = nullptr,
               .page_prefix = prefix.as<int32_t>(),
               .pieces = pieces.as<ScorePiece>(),
               .pieces_a_tile = most_score_pieces(4, 100),
@@ -317,11 +323,8 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
         SCOPED_TRACE("score");
         const ScoreArgs args{.format = g.cache_format,
                              .heads = g.heads,
-                             .rows = 4,
+                             .tile = tile,
                              .max_rows = 4,
-                             .tile_begin = 0,
-                             .tile_rows = 4,
-                             .schedule_tile_rows = 4,
                              .query = late_query.as<uint8_t>(),
                              .head_weights = late_weights.as<float>(),
                              .widened_query = late_widened_query.as<uint8_t>(),
@@ -339,7 +342,6 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
                              .drawn = drawn.as<int32_t>(),
                              .unscored_bound = 0,
                              .logits = logits.as<float>(),
-                             .logits_stride = g.width(),
                              .status = status.as<StepStatus>()};
         prepare_score();
         // Logits behind a row's bound stay as they were: the truth has -inf there.
@@ -371,12 +373,10 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     }
     {
         SCOPED_TRACE("select");
-        const SelectArgs args{.tile_begin = 0,
-                              .tile_rows = 4,
+        const SelectArgs args{.tile = tile,
                               .top_k = g.top_k,
                               .ends = ends.as<int32_t>(),
                               .logits = late_logits.as<float>(),
-                              .logits_stride = g.width(),
                               .row_request = requests.as<int32_t>(),
                               .block_table = table.as<int32_t>(),
                               .block_table_stride = g.block_table_stride,

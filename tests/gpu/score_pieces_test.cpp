@@ -26,7 +26,8 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
     Random random = fresh_random();
     constexpr int bound = 100;
     constexpr int columns = 3000;
-    const auto check = [&](int requests, int most_rows, int most_keys, int tile_rows, int rows_a_pass, int blocks) {
+    const auto check = [&](int requests, int most_rows, int most_keys, int tile_rows, int rows_a_pass, int blocks,
+                           bool fixed_tiles = true) {
         SCOPED_TRACE(std::to_string(requests) + " requests of " + std::to_string(most_keys) + " keys at most, tiles of " +
                      std::to_string(tile_rows) + ", " + std::to_string(blocks) + " blocks");
         std::vector<int32_t> starts{0};
@@ -51,7 +52,9 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
         DeviceMemory device_ends(ends.size() * 4, 4, true);
         DeviceMemory device_table(table.size() * 4, 4, true);
         const int tiles = tile_count(rows, tile_rows);
-        const auto capacity = static_cast<size_t>(most_score_pieces(tile_rows, columns));
+        const TileShape least_shape{tile_rows, columns * page_tokens};
+        DeviceMemory device_shape(sizeof(TileShape), 8, true);
+        const auto capacity = static_cast<size_t>(most_score_pieces(rows, columns));
         DeviceMemory pieces(static_cast<size_t>(tiles) * capacity * sizeof(ScorePiece), 32, true);
         device_starts.upload(starts);
         device_requests.upload(row_request);
@@ -64,8 +67,9 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
                   .row_request = device_requests.as<int32_t>(),
                   .ends = device_ends.as<int32_t>(),
                   .rows = rows,
-                  .tile_rows = tile_rows,
+                  .least = least_shape,
                   .unscored_bound = bound,
+                  .shape = fixed_tiles ? nullptr : device_shape.as<TileShape>(),
                   .page_prefix = nullptr,
                   .pieces = pieces.as<ScorePiece>(),
                   .pieces_a_tile = static_cast<int64_t>(capacity),
@@ -76,11 +80,18 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
                   .blocks = blocks},
                  {cudaStreamPerThread, true});
         EXPECT_EQ(drawn_count.download<int32_t>(), std::vector<int32_t>(static_cast<size_t>(tiles), 0));
+        TileShape shape = least_shape;
+        if (!fixed_tiles) {
+            shape = device_shape.download<TileShape>().front();
+            const TileShape expected = tile_shape(rows, *std::max_element(ends.begin(), ends.end()), least_shape);
+            ASSERT_EQ(shape.rows, expected.rows);
+            ASSERT_EQ(shape.stride, expected.stride);
+        }
         const auto actual = pieces.download<ScorePiece>();
         for (int tile = 0; tile < tiles; ++tile) {
             SCOPED_TRACE("tile " + std::to_string(tile));
-            const int tile_begin = tile * tile_rows;
-            const int tile_end = std::min(rows, tile_begin + tile_rows);
+            const int tile_begin = std::min(rows, tile * shape.rows);
+            const int tile_end = std::min(rows, tile_begin + shape.rows);
             const ScorePiece* piece = actual.data() + static_cast<size_t>(tile) * capacity;
             // Follow every block, then take what is drawn; sort by request, first row and page.
             std::map<std::tuple<int, int, int>, ScorePiece> sorted;
@@ -95,7 +106,7 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
                 int share = 0;
                 for (int at = 2 * block, place = 0; at >= 0; ++place) {
                     ASSERT_EQ(at == 2 * block + place, place < 2);
-                    ASSERT_LT(at, drawn_pieces_begin(blocks, tile_rows));
+                    ASSERT_LT(at, drawn_pieces_begin(blocks, rows));
                     const ScorePiece& p = piece[at];
                     ASSERT_EQ(p.drawn, drawn);
                     share += p.page_end - p.page_begin;
@@ -111,9 +122,9 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
                 most = std::max(most, share);
             }
             ASSERT_LE(most - least, 1);
-            ASSERT_LE(static_cast<size_t>(drawn_pieces_begin(blocks, tile_rows) + drawn), capacity);
+            ASSERT_LE(static_cast<size_t>(drawn_pieces_begin(blocks, rows) + drawn), capacity);
             for (int i = 0; i < drawn; ++i) {
-                const ScorePiece& p = piece[drawn_pieces_begin(blocks, tile_rows) + i];
+                const ScorePiece& p = piece[drawn_pieces_begin(blocks, rows) + i];
                 ASSERT_EQ(p.next, -1);
                 ASSERT_EQ(p.drawn, drawn);
                 take(p);
@@ -153,6 +164,10 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
         check(100, 3, 3000, 32, 4, blocks);
         check(60, 9, 190000, 500, 8, blocks);
         check(700, 2, 700, 2000, 16, blocks);
+        // Tiles that grow: all rows in the first, two or three large ones, and as small as they may be.
+        check(100, 3, 3000, 32, 4, blocks, false);
+        check(100, 3, 100000, 32, 4, blocks, false);
+        check(60, 9, 191000, 7, 8, blocks, false);
     }
 }
 
@@ -296,6 +311,7 @@ void score_however_shared(CacheFormat format, int heads, Random& random, Draw dr
     DeviceMemory drawn(4, 4, true);
     DeviceMemory status(sizeof(StepStatus), 16, true);
     const int64_t width = columns * page_tokens;
+    const Tile tile{.number = 0, .rows = rows, .least = {rows, static_cast<int32_t>(width)}, .shape = nullptr};
     DeviceMemory logits(static_cast<size_t>(rows * width) * 4, 4, true);
     device_starts.upload(starts);
     device_requests.upload(row_request);
@@ -307,11 +323,8 @@ void score_however_shared(CacheFormat format, int heads, Random& random, Draw dr
     prepare_score_sm90(format, heads);
     const ScoreArgs args{.format = format,
                          .heads = heads,
-                         .rows = rows,
+                         .tile = tile,
                          .max_rows = rows,
-                         .tile_begin = 0,
-                         .tile_rows = rows,
-                         .schedule_tile_rows = rows,
                          .query = device_query.as<uint8_t>(),
                          .head_weights = device_weights.as<float>(),
                          .widened_query = widened_query.as<uint8_t>(),
@@ -329,15 +342,15 @@ void score_however_shared(CacheFormat format, int heads, Random& random, Draw dr
                          .drawn = drawn.as<int32_t>(),
                          .unscored_bound = 1000,
                          .logits = logits.as<float>(),
-                         .logits_stride = width,
                          .status = status.as<StepStatus>()};
     const auto scored = [&](int blocks, int times) {
         schedule({.starts = args.starts,
                   .row_request = args.row_request,
                   .ends = args.ends,
                   .rows = rows,
-                  .tile_rows = rows,
+                  .least = tile.least,
                   .unscored_bound = args.unscored_bound,
+                  .shape = nullptr,
                   .page_prefix = prefix.as<int32_t>(),
                   .pieces = pieces.as<ScorePiece>(),
                   .pieces_a_tile = static_cast<int64_t>(capacity),

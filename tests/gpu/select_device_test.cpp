@@ -23,12 +23,10 @@ constexpr int as_it_comes = 0;  // select_sm90() chooses the blocks
 /// Selects positions, and nothing beside them, from all rows of a batch.
 SelectArgs positions_alone(int rows, int top_k, const DeviceMemory& ends, const float* logits, int64_t stride,
                            const DeviceMemory& indices) {
-    return {.tile_begin = 0,
-            .tile_rows = rows,
+    return {.tile = {.number = 0, .rows = rows, .least = {rows, static_cast<int32_t>(stride)}, .shape = nullptr},
             .top_k = top_k,
             .ends = ends.as<int32_t>(),
             .logits = logits,
-            .logits_stride = stride,
             .row_request = nullptr,
             .block_table = nullptr,
             .block_table_stride = 0,
@@ -148,12 +146,22 @@ public:
 
     [[nodiscard]] const Selection& expected() const { return expected_; }
 
-    /// Selects on the device, by `way`, in a tile that begins at `tile_begin` of a larger batch, `launches` times.
-    /// Expects each result to be the reference's and nothing else to be written.
-    void expect_selected(int tile_begin, bool winner_logits, int way, int launches = 1) const {
-        const auto before = static_cast<size_t>(tile_begin);
+    /// Selects on the device, by `way`, in tile `number` of as many rows of a larger batch, `launches` times. By the
+    /// step's lengths, where tiles might have `least_rows` rows; 0: as ever. Expects each result to be the reference's and
+    /// nothing else to be written.
+    void expect_selected(int number, bool winner_logits, int way, int launches = 1, int least_rows = 0) const {
+        const auto own = static_cast<int>(ends_.size());
+        const size_t before = static_cast<size_t>(number) * ends_.size();
         std::vector<int32_t> all_ends(before + ends_.size(), 0);
-        std::copy(ends_.begin(), ends_.end(), all_ends.begin() + tile_begin);
+        std::copy(ends_.begin(), ends_.end(), all_ends.begin() + static_cast<int64_t>(before));
+        const TileShape own_shape{own, static_cast<int32_t>(stride_)};
+        DeviceMemory shape(sizeof(TileShape), 8, true);
+        shape.upload(std::vector<TileShape>{own_shape});
+        const bool is_cut = least_rows != 0;
+        const Tile tile{.number = number,
+                        .rows = static_cast<int>(all_ends.size()),
+                        .least = is_cut ? TileShape{least_rows, own_shape.stride} : own_shape,
+                        .shape = is_cut ? shape.as<TileShape>() : nullptr};
         const auto k = static_cast<size_t>(top_k_);
         DeviceMemory logits(logits_.size() * 4, 4, true);
         DeviceMemory ends(all_ends.size() * 4, 4, true);
@@ -171,12 +179,10 @@ public:
             for (DeviceMemory* memory : {&indices, &counts, &slots, &winners}) {
                 memory->fill(poison_byte);
             }
-            select_by(way, {.tile_begin = tile_begin,
-                            .tile_rows = static_cast<int>(ends_.size()),
+            select_by(way, {.tile = tile,
                             .top_k = top_k_,
                             .ends = ends.as<int32_t>(),
                             .logits = logits.as<float>(),
-                            .logits_stride = stride_,
                             .row_request = requests.as<int32_t>(),
                             .block_table = table.as<int32_t>(),
                             .block_table_stride = static_cast<int64_t>(table_.size()),
@@ -312,8 +318,9 @@ TEST_F(SelectOnDevice, GivesARowTheSameBitsAloneAmongOthersAndInAnotherTile) {
         EXPECT_TRUE(std::equal(one.expected().indices.begin(), one.expected().indices.end(),
                                batch.expected().indices.begin() + 77 * 2048));
         for (const int way : ways()) {
-            for (const int tile_begin : {0, 32}) {
-                batch.expect_selected(tile_begin, false, way);
+            for (const int number : {0, 3}) {
+                batch.expect_selected(number, false, way);
+                batch.expect_selected(number, false, way, 1, 32);
             }
             one.expect_selected(0, false, way, 100);
         }

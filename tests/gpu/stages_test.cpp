@@ -235,8 +235,9 @@ TEST_F(Stages, ScheduleCountsTheLastRowOfEachRequestInItsTile) {
                       .row_request = device_requests.as<int32_t>(),
                       .ends = device_ends.as<int32_t>(),
                       .rows = rows,
-                      .tile_rows = tile_rows,
+                      .least = {tile_rows, 64 * 64},
                       .unscored_bound = bound,
+                      .shape = nullptr,
                       .page_prefix = prefix.as<int32_t>()},
                      {cudaStreamPerThread, true});
             EXPECT_EQ(prefix.download<int32_t>(), expected);

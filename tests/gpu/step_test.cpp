@@ -95,6 +95,54 @@ TEST_F(WholeStep, GivesTheSameBitsInEveryTile) {
     }
 }
 
+// Without the logits as an output, tiles take as many rows as the step's lengths allow.
+TEST_F(WholeStep, GivesTheSameBitsHoweverManyRowsATileTakes) {
+    Random random = fresh_random();
+    constexpr int rows = 70;
+    for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::mxfp4}) {
+        StepCase step = make_case({.format = format, .max_rows = rows, .max_requests = 40, .columns = 40}, random);
+        for (const int32_t longest : {64, 300, 900, 1280, 2560}) {
+            for (size_t q = 0; q < 40; ++q) {
+                step.query_lens[q] = static_cast<int32_t>(random() % 4);
+                step.seq_lens[q] =
+                    std::max(step.query_lens[q], static_cast<int32_t>(random() % static_cast<uint64_t>(longest)));
+            }
+            step.seq_lens[random() % 40] = longest;
+            step.set_table();
+            std::vector<std::vector<uint8_t>> one_tile;
+            for (const int tile_rows : {rows, 0, 1, 7, 40}) {
+                DeviceStep device(step, {.tile_rows = tile_rows}, {.logits = false}, true);
+                device.run_eager(rows);
+                one_tile = one_tile.empty() ? device.snapshot() : one_tile;
+                EXPECT_EQ(device.snapshot(), one_tile) << "tiles of at least " << tile_rows << ", longest " << longest;
+            }
+            StepCase again = step;
+            run_and_compare(again, {.tile_rows = 7}, {.logits = false, .winner_logits = false});
+        }
+    }
+}
+
+// One graph: the lengths of each replay say how its rows are cut.
+TEST_F(WholeStep, CutsEachReplayByItsOwnLengths) {
+    Random random = fresh_random();
+    StepCase step = make_case({.max_rows = 24, .max_requests = 24, .columns = 40}, random);
+    step.set_lengths(2560, 1);
+    const Wanted wanted{.logits = false};
+    DeviceStep device(step, {.tile_rows = 3}, wanted);
+    device.pipeline().capture({24});
+    for (const int32_t length : {2560, 65, 320, 2500, 1, 640}) {
+        step.set_lengths(length, 1);
+        step.set_table();
+        DeviceStep one_tile(step, {.tile_rows = 24}, wanted);
+        one_tile.run_eager(24);
+        device.upload_inputs(step);
+        device.upload_caches(step);
+        device.poison_outputs();
+        device.replay(24);
+        EXPECT_EQ(device.snapshot(), one_tile.snapshot()) << "length " << length;
+    }
+}
+
 TEST_F(WholeStep, GivesARowTheSameBitsWhateverElseIsInTheBatch) {
     Random random = fresh_random();
     for (const int heads : {16, 32, 64}) {
