@@ -9,6 +9,8 @@
 #include "emulated_copy_engine.h"
 #else
 
+#include <cuda.h>
+
 namespace stepgraph::sm90 {
 
 using device::shared_address;
@@ -81,9 +83,42 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t 
         : "memory");
 }
 
+/// Where the engine finds the boxes of a matrix, see tensor_map.h.
+using TensorMap = CUtensorMap;
+
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Copies the box that begins at (row, column) of a matrix; `to` is aligned to 1024 bytes.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int column, int row, uint64_t* barrier,
+                                         uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], "
+        "[%4], %5;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
+
 /// Starts to copy four bytes into shared memory, by the ordinary way of this thread.
 __device__ __forceinline__ void copy_word(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+/// Starts to copy 16 bytes into shared memory by this thread's ordinary way, or zeros if the source is not there. Both sides
+/// are aligned to 16.
+__device__ __forceinline__ void start_copy(void* to, const void* from, bool is_there, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(is_there ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+/// Makes a batch of the copies that this thread started since the last one.
+__device__ __forceinline__ void commit_copies() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most `left` of this thread's batches are not complete.
+template <int left>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 }
 /// Waits for the words that this thread copies.
 __device__ __forceinline__ void wait_for_copied_words() {

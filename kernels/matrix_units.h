@@ -1,4 +1,4 @@
-// Products of the matrix units: E4M3 of a warpgroup, FP16 and BF16 of a warp; and the registers of a warpgroup.
+// Products of the matrix units: E4M3 and BF16 of a warpgroup, FP16 of a warp; and the registers of a warpgroup.
 #pragma once
 
 #include <cstdint>
@@ -110,9 +110,45 @@ __device__ __forceinline__ void wgmma_e4m3<128>(float (&d)[64], const uint32_t* 
         : STEPGRAPH_OPERANDS);
 }
 
+#undef STEPGRAPH_OPERANDS
+
+#define STEPGRAPH_WGMMA_BF16(n, registers, a, b)                                                                          \
+    "{\n.reg .b64 rows, columns;\nmov.b64 rows, {" a "};\nmov.b64 columns, {" b "};\nwgmma.mma_async.sync.aligned.m64n" n \
+    "k16.f32.bf16.bf16 {" registers "}, rows, columns, 1, 1, 1, 0, 0;\n}\n"
+#define STEPGRAPH_OPERANDS "r"(a), "r"(b), "n"(swizzled_rows_high)
+
+/// d += a . b^T for 64 rows of a and `columns` rows of b, 16 columns deep, BF16, by the low words of their descriptors. d as
+/// above.
+template <int columns>
+__device__ __forceinline__ void wgmma_bf16(float (&d)[columns / 2], uint32_t a, uint32_t b);
+
+template <>
+__device__ __forceinline__ void wgmma_bf16<32>(float (&d)[16], uint32_t a, uint32_t b) {
+    asm volatile(
+        STEPGRAPH_WGMMA_BF16("32", STEPGRAPH_R8(0, 1, 2, 3, 4, 5, 6, 7) ", " STEPGRAPH_R8(8, 9, 10, 11, 12, 13, 14, 15),
+                             "%16, %18", "%17, %18")
+        : STEPGRAPH_D8(0), STEPGRAPH_D8(8)
+        : STEPGRAPH_OPERANDS);
+}
+
+template <>
+__device__ __forceinline__ void wgmma_bf16<96>(float (&d)[48], uint32_t a, uint32_t b) {
+    asm volatile(STEPGRAPH_WGMMA_BF16(
+                     "96",
+                     STEPGRAPH_R8(0, 1, 2, 3, 4, 5, 6, 7) ", " STEPGRAPH_R8(8, 9, 10, 11, 12, 13, 14, 15) ", " STEPGRAPH_R8(
+                         16, 17, 18, 19, 20, 21, 22,
+                         23) ", " STEPGRAPH_R8(24, 25, 26, 27, 28, 29, 30,
+                                               31) ", " STEPGRAPH_R8(32, 33, 34, 35, 36, 37, 38,
+                                                                     39) ", " STEPGRAPH_R8(40, 41, 42, 43, 44, 45, 46, 47),
+                     "%48, %50", "%49, %50")
+                 : STEPGRAPH_D8(0), STEPGRAPH_D8(8), STEPGRAPH_D8(16), STEPGRAPH_D8(24), STEPGRAPH_D8(32), STEPGRAPH_D8(40)
+                 : STEPGRAPH_OPERANDS);
+}
+
 #undef STEPGRAPH_D8
 #undef STEPGRAPH_R8
 #undef STEPGRAPH_WGMMA
+#undef STEPGRAPH_WGMMA_BF16
 #undef STEPGRAPH_OPERANDS
 
 /// d += a . b^T of a warp, [16, 8] and 16 columns deep, pairs of FP16: places as above, a pair where a code quadruple
@@ -123,18 +159,6 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
         "%2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// d += a . b^T of a warp, [16, 8] and 16 columns deep, BF16, two a word. d as above; a0 and a1: columns lane%4*2 and the
-/// next of rows lane/4 and eight below, a2 and a3 those eight columns further on; b0 and b1: the same columns of row lane/4
-/// of b.
-__device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                         uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-        "%2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /// Sets the registers of each thread of a warpgroup to more, or to fewer, than the kernel began with.

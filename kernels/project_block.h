@@ -1,148 +1,459 @@
-// What a block of Hopper's projections does.
+// What a block of Hopper's projections does: a tile of outputs over a part of the depth, and with the blocks of its cluster
+// their sum.
+//
+// Weights and activations come as boxes of 64 columns, whose rows of 128 bytes stand in shared memory as the matrix units
+// want them. A warpgroup asks for all weights before the wait, and multiplies; a warp asks the copy engine for the
+// activations, behind the wait, through a ring. The weights come by the ordinary way: the engine would first have to fetch
+// the map of the matrix, a microsecond in which nothing comes. Rows of activations and outputs that do not exist are
+// whatever memory holds: a sum depends on its own row and output alone.
 #pragma once
 
 #include <algorithm>
 
 #include "block_instructions.h"
 #include "copy_engine.h"
-#include "project_tile.h"
+#include "matrix_units.h"
+#include "project_sm90.h"
 
 namespace stepgraph::projecting {
 
 using namespace device;
+using namespace sm90;
 
+inline constexpr int consumer_threads = 128;
+inline constexpr int threads = consumer_threads + 32;
+inline constexpr int box_columns = 64;
+inline constexpr int box_row_bytes = box_columns * 2;
+inline constexpr int product_rows = 64;  // of the matrix units
 inline constexpr int cluster_size = 8;
-// A product of up to this depth is a block's own; of a deeper one, each block of a cluster takes an eighth.
-inline constexpr int most_block_depth = 3072;
-static_assert(cluster_size * most_block_depth == most_project_sm90_depth);
+inline constexpr int most_boxes = 48;   // of weights, of a block
+inline constexpr int batches = 3;       // of them, multiplied as they arrive
+inline constexpr int most_stages = 16;  // of activations
+// Of two blocks that share a multiprocessor.
+inline constexpr int shared_budget = 112 * 1024;
 
-/// What a block does: a tile of outputs over [chunk_begin, chunk_end) of a product's depth.
+/// What the kernel is launched with.
+struct ProjectLaunch {
+    ProjectArgs args;
+    TensorMap activations[2];  // of the products
+};
+
+/// How a product is cut. A product of up to 3072 columns of depth: in tiles of 96 outputs, each over four blocks; a deeper
+/// one in tiles of 32, over all eight blocks of a cluster. Both products of Kimi K3.1 take 27 clusters. An H200 has room for
+/// some 30 at two blocks a multiprocessor, and a cluster that finds none begins with its weights microseconds later.
+template <bool deep>
+struct Cut {
+    static constexpr int outputs = deep ? 32 : 96;
+    static constexpr int parts = deep ? cluster_size : 4;
+};
+static_assert(cluster_size * most_boxes * box_columns == most_project_sm90_depth);
+
+__host__ __device__ constexpr bool is_deep(const ProjectProduct& product) {
+    return product.depth > 3072;
+}
+__host__ __device__ constexpr int outputs_of(const ProjectProduct& product) {
+    return is_deep(product) ? Cut<true>::outputs : Cut<false>::outputs;
+}
+__host__ __device__ constexpr int parts_of(const ProjectProduct& product) {
+    return is_deep(product) ? Cut<true>::parts : Cut<false>::parts;
+}
+__host__ __device__ constexpr int boxes_of(const ProjectProduct& product) {
+    return (product.depth + box_columns - 1) / box_columns;
+}
+/// Blocks of one product for one group of rows, in whole clusters.
+__host__ __device__ constexpr int blocks_of(const ProjectProduct& product) {
+    const int blocks = (product.columns + outputs_of(product) - 1) / outputs_of(product) * parts_of(product);
+    return (blocks + cluster_size - 1) / cluster_size * cluster_size;
+}
+__host__ __device__ constexpr int blocks_of_rows(const ProjectArgs& args) {
+    return blocks_of(args.products[0]) + blocks_of(args.products[1]);
+}
+
+/// Rows of a box of activations.
+__host__ __device__ constexpr int box_rows(int rows) {
+    return rows >= product_rows ? product_rows : (rows + 7) / 8 * 8;
+}
+
+/// Of a block's shared memory, whose start is aligned to 1024 bytes.
+struct SharedMap {
+    int weights;  // bytes into it
+    int activations;
+    int stage_bytes;
+    int stages;
+    int bytes;  // of all
+
+    __host__ __device__ SharedMap(const ProjectProduct& product, int rows, int row_blocks) {
+        const int most = (boxes_of(product) + parts_of(product) - 1) / parts_of(product);
+        weights = 1024;
+        activations = weights + most * outputs_of(product) * box_row_bytes;
+        stage_bytes = box_rows(rows) * box_row_bytes;
+        // The matrix units read whole products, beyond the rows that there are.
+        const int beyond = product_rows * box_row_bytes - stage_bytes;
+        const int fit = (shared_budget - 1024 - activations - beyond) / stage_bytes;
+        const int wanted = most * row_blocks;
+        stages = fit < wanted ? fit : wanted;
+        stages = stages < 2 ? 2 : stages < most_stages ? stages : most_stages;
+        const int operands = activations + stages * stage_bytes + beyond;
+        // The sums take their place.
+        const int most_rows = product_rows * row_blocks;
+        const int sums = weights + (rows < most_rows ? rows : most_rows) * sums_stride(product) * 4;
+        bytes = operands > sums ? operands : sums;
+    }
+
+    /// Floats from one row's sums to the next's: rows that are written together meet different banks.
+    __host__ __device__ static constexpr int sums_stride(const ProjectProduct& product) { return outputs_of(product) + 8; }
+};
+
+struct Barriers {
+    uint64_t weights_there[batches];
+    uint64_t there[most_stages];
+    uint64_t taken[most_stages];
+    uint64_t multiplied;
+};
+static_assert(sizeof(Barriers) <= 1024);
+
+/// A tile of outputs, over part `part` of the depth, of some rows.
 struct Work {
-    ProjectProduct product;
-    bool split;  // over the depth, among the blocks of the cluster
+    int product;
     int tile;
-    int chunk_begin;
-    int chunk_end;
+    int part;
+    int box_begin;
+    int box_end;
+    int first_row;
+    int rows;
 };
 
-__host__ __device__ inline bool is_split(const ProjectProduct& product) {
-    return product.depth > most_block_depth;
-}
-/// Blocks of one product, in whole clusters.
-__host__ __device__ inline int blocks_of(const ProjectProduct& product, int outputs) {
-    const int tiles = (product.columns + outputs - 1) / outputs;
-    return is_split(product) ? tiles * cluster_size : (tiles + cluster_size - 1) / cluster_size * cluster_size;
-}
-/// Chunks of a product's depth that a block takes at most.
-__host__ __device__ inline int most_chunks(const ProjectProduct& product) {
-    const int chunks = product.depth / chunk_depth;
-    return is_split(product) ? (chunks + cluster_size - 1) / cluster_size : chunks;
+__device__ inline Work work_of(const ProjectArgs& args, int group_rows) {
+    const int blocks = blocks_of_rows(args);
+    const int group = static_cast<int>(blockIdx.x) / blocks;
+    int block = static_cast<int>(blockIdx.x) - group * blocks;
+    const int blocks_before = blocks_of(args.products[0]);
+    const int number = block < blocks_before ? 0 : 1;
+    block -= number * blocks_before;
+    const ProjectProduct& product = args.products[number];
+    const int parts = parts_of(product);
+    const int part = block % parts;
+    const int boxes = boxes_of(product);
+    const int first_row = group * group_rows;
+    return {number,
+            block / parts,
+            part,
+            boxes * part / parts,
+            boxes * (part + 1) / parts,
+            first_row,
+            min(group_rows, args.rows - first_row)};
 }
 
-__device__ inline Work work_of(const ProjectArgs& args, int outputs) {
-    int block = static_cast<int>(blockIdx.x);
-    const int blocks_before = blocks_of(args.products[0], outputs);
-    const ProjectProduct& product = args.products[block < blocks_before ? 0 : 1];
-    block -= block < blocks_before ? 0 : blocks_before;
-    const int chunks = product.depth / chunk_depth;
-    if (!is_split(product)) {
-        return {product, false, block, 0, chunks};
+/// Rounds four outputs of a row and writes those that exist.
+__device__ __forceinline__ void store_outputs(const ProjectProduct& product, int row, int output, float4 sums) {
+    __nv_bfloat16* to = product.out + int64_t{row} * product.columns + output;
+    const __nv_bfloat162 low = __floats2bfloat162_rn(sums.x, sums.y);
+    const __nv_bfloat162 high = __floats2bfloat162_rn(sums.z, sums.w);
+    if (product.columns % 4 == 0) {  // then all four exist or none
+        if (output < product.columns) {
+            *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const uint32_t&>(low),
+                                             reinterpret_cast<const uint32_t&>(high)};
+        }
+        return;
     }
-    const int rank = block % cluster_size;
-    return {product, true, block / cluster_size, chunks * rank / cluster_size, chunks * (rank + 1) / cluster_size};
-}
-
-/// Adds the partial sums of the cluster's blocks, in the order of their ranks, and writes them.
-template <int outputs, int rows_a_pass>
-__device__ void add_up_cluster(const Work& work, const float4* partial, int first_row, int rows) {
-    static_assert(rows_a_pass * outputs / 4 / cluster_size <= threads, "a thread adds up four outputs of a row, or none");
-    const int rank = cluster_rank();
-    const uint32_t sums = device::shared_address(partial);
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();  // every block's sums are there
-    const int count = rows * outputs / 4;
-    const int mine = count * rank / cluster_size + static_cast<int>(threadIdx.x);
-    const bool is_there = mine < count * (rank + 1) / cluster_size;
-    float4 sum{};
-    if (is_there) {
+    const __nv_bfloat16 values[4] = {low.x, low.y, high.x, high.y};
 #pragma unroll
-        for (int other = 0; other < cluster_size; ++other) {
-            const float4 addend =
-                load_four_from_block(address_in_block(sums + static_cast<uint32_t>(mine) * sizeof(float4), other));
-            sum.x += addend.x;
-            sum.y += addend.y;
-            sum.z += addend.z;
-            sum.w += addend.w;
+    for (int i = 0; i < 4; ++i) {
+        if (output + i < product.columns) {
+            to[i] = values[i];
         }
     }
-    __syncwarp();
-    cluster_arrive();  // before the outputs are stored: an arrival waits for what was written before
-    if (is_there) {
-        store_outputs(work.product, first_row + mine / (outputs / 4), work.tile * outputs + mine % (outputs / 4) * 4, sum);
-    }
-    __syncwarp();
-    cluster_wait();  // nobody reads them any more
 }
 
-/// Of a block, in front of the weights.
-template <int outputs>
-struct alignas(128) Shared {
-    Partials<outputs> partials;
-    uint64_t weights_there;
+/// `row_blocks`: blocks of 64 rows that share a reading of the weights.
+template <bool deep, int row_blocks>
+class Block {
+public:
+    __device__ Block(const ProjectLaunch& launch, const Work& work, uint8_t* shared)
+        : product_(launch.args.products[work.product]),
+          activations_map_(launch.activations[work.product]),
+          work_(work),
+          map_(product_, launch.args.rows, row_blocks),
+          shared_(shared),
+          barriers_(*reinterpret_cast<Barriers*>(shared)),
+          boxes_(work.box_end - work.box_begin) {}
+
+    /// By the thread that asks for activations.
+    __device__ void prepare() {
+        prefetch(activations_map_);
+        for (uint64_t& there : barriers_.weights_there) {
+            barrier_init(&there, consumer_threads / 32);
+        }
+        for (int stage = 0; stage < map_.stages; ++stage) {
+            barrier_init(&barriers_.there[stage], 1);
+            barrier_init(&barriers_.taken[stage], consumer_threads / 32);
+        }
+        barrier_init(&barriers_.multiplied, consumer_threads / 32);
+        barrier_init_fence();
+    }
+
+    /// By the warpgroup: eight threads bring a row of a box.
+    __device__ void ask_for_weights() const {
+        constexpr int rows_at_once = consumer_threads / 8;
+        static_assert(rows_at_once % 8 == 0);  // so that a thread's place in the swizzle stays
+        const int row = static_cast<int>(threadIdx.x) / 8;
+        const int eight = static_cast<int>(threadIdx.x) % 8;  // columns
+        uint8_t* to = weights(0) + row * box_row_bytes + (eight ^ row % 8) * 16;
+        const int column = work_.box_begin * box_columns + eight * 8;
+        const __nv_bfloat16* from = product_.w + int64_t{work_.tile * outputs + row} * product_.depth + column;
+        const int rows = product_.columns - work_.tile * outputs - row;
+        const uint64_t policy = evict_first();
+        for (int batch = 0; batch < batches; ++batch) {
+            for (int box = batch_begin(batch); box < batch_begin(batch + 1); ++box) {
+                const bool is_there = column + box * box_columns < product_.depth;
+#pragma unroll
+                for (int i = 0; i < outputs / rows_at_once; ++i) {
+                    if (i * rows_at_once < rows) {
+                        start_copy(to + box * outputs * box_row_bytes + i * rows_at_once * box_row_bytes,
+                                   from + box * box_columns + int64_t{i * rows_at_once} * product_.depth, is_there, policy);
+                    }
+                }
+            }
+            commit_copies();
+        }
+    }
+
+    /// By one thread, behind the wait.
+    __device__ void ask_for_activations() {
+        async_proxy_fence_global();  // what kernels stored the ordinary way is read by the copy engine
+        int stage = 0;
+        uint32_t parity = 1;  // the first round finds every stage free
+        for (int box = 0; box < boxes_; ++box) {
+            for (int block = 0; block < row_blocks; ++block) {
+                barrier_wait(&barriers_.taken[stage], parity);
+                barrier_arrive_expect(&barriers_.there[stage], static_cast<uint32_t>(map_.stage_bytes));
+                copy_box(activations(stage), activations_map_, (work_.box_begin + box) * box_columns,
+                         work_.first_row + block * product_rows, &barriers_.there[stage], evict_last());
+                advance(stage, parity);
+            }
+        }
+    }
+
+    /// By the warpgroup.
+    __device__ void multiply() {
+#pragma unroll
+        for (auto& of_block : sums_) {
+#pragma unroll
+            for (float& sum : of_block) {
+                sum = 0;
+            }
+        }
+        int stage = 0;
+        uint32_t parity = 0;
+        int before = -1;  // stage whose products may still be computed
+#pragma unroll 1
+        for (int batch = 0; batch < batches; ++batch) {
+            wait_for_weights(batch);
+#pragma unroll 1
+            for (int box = batch_begin(batch); box < batch_begin(batch + 1); ++box) {
+#pragma unroll
+                for (int block = 0; block < row_blocks; ++block) {
+                    barrier_wait(&barriers_.there[stage], parity);
+                    __syncwarp();
+                    start_products(sums_[block], swizzled_rows_low(shared_address(activations(stage))),
+                                   swizzled_rows_low(shared_address(weights(box))));
+                    wgmma_wait<1>();
+                    release(before);
+                    before = stage;
+                    advance(stage, parity);
+                }
+            }
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (auto& of_block : sums_) {
+#pragma unroll
+            for (float& sum : of_block) {
+                pin(sum);
+            }
+        }
+    }
+
+    /// Adds the sums of the blocks that share the tile, in the order of the depth, and writes them. By the warpgroup, when
+    /// all of it has multiplied.
+    __device__ void add_up() {
+        write_sums();
+        cluster_arrive();
+        cluster_wait();  // every block's sums are there
+        constexpr int parts = Cut<deep>::parts;
+        constexpr int fours = outputs / 4;
+        constexpr int most = (row_blocks * product_rows * fours / parts + consumer_threads - 1) / consumer_threads;
+        const int count = work_.rows * fours;
+        const int begin = count * work_.part / parts;
+        const int end = count * (work_.part + 1) / parts;
+        const uint32_t own = shared_address(sums());
+        const int first_rank = cluster_rank() - work_.part;
+        float4 totals[most];
+#pragma unroll
+        for (int i = 0; i < most; ++i) {
+            const int four = begin + i * consumer_threads + static_cast<int>(threadIdx.x);
+            totals[i] = float4{};
+            if (four < end) {
+                const uint32_t address = own + static_cast<uint32_t>(four / fours * sums_stride + four % fours * 4) * 4;
+#pragma unroll
+                for (int part = 0; part < parts; ++part) {
+                    const float4 addend = load_four_from_block(address_in_block(address, first_rank + part));
+                    totals[i].x += addend.x;
+                    totals[i].y += addend.y;
+                    totals[i].z += addend.z;
+                    totals[i].w += addend.w;
+                }
+            }
+        }
+        __syncwarp();
+        cluster_arrive();  // before the outputs are stored: an arrival waits for what was written before
+#pragma unroll
+        for (int i = 0; i < most; ++i) {
+            const int four = begin + i * consumer_threads + static_cast<int>(threadIdx.x);
+            if (four < end) {
+                store_outputs(product_, work_.first_row + four / fours, work_.tile * outputs + four % fours * 4, totals[i]);
+            }
+        }
+        __syncwarp();
+        cluster_wait();  // nobody reads this block's sums any more
+    }
+
+private:
+    static constexpr int outputs = Cut<deep>::outputs;
+    static constexpr int sums_stride = outputs + 8;
+
+    [[nodiscard]] __device__ uint8_t* weights(int box) const {
+        return shared_ + map_.weights + box * outputs * box_row_bytes;
+    }
+    [[nodiscard]] __device__ uint8_t* activations(int stage) const {
+        return shared_ + map_.activations + stage * map_.stage_bytes;
+    }
+    [[nodiscard]] __device__ float* sums() const {
+        return reinterpret_cast<float*>(shared_ + map_.weights);
+    }
+    [[nodiscard]] __device__ int batch_begin(int batch) const {
+        return boxes_ * batch / batches;
+    }
+
+    /// Until every thread's copies of a batch are there.
+    __device__ void wait_for_weights(int batch) {
+        batch == 0 ? wait_for_copies<2>() : batch == 1 ? wait_for_copies<1>() : wait_for_copies<0>();
+        async_proxy_fence_shared();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(&barriers_.weights_there[batch]);
+        }
+        barrier_wait(&barriers_.weights_there[batch], 0);
+    }
+
+    __device__ void advance(int& stage, uint32_t& parity) const {
+        if (++stage == map_.stages) {
+            stage = 0;
+            parity ^= 1U;
+        }
+    }
+
+    __device__ static void start_products(float (&sums)[outputs / 2], uint32_t rows, uint32_t weights) {
+#pragma unroll
+        for (float& sum : sums) {
+            pin(sum);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < box_columns / 16; ++step) {
+            wgmma_bf16<outputs>(sums, rows + step * 2, weights + step * 2);
+        }
+        wgmma_commit();
+    }
+
+    __device__ void release(int stage) {
+        if (stage >= 0 && threadIdx.x % 32 == 0) {
+            barrier_arrive(&barriers_.taken[stage]);
+        }
+    }
+
+    /// Over the weights: every warp's products are complete.
+    __device__ void write_sums() const {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        if (lane == 0) {
+            barrier_arrive(&barriers_.multiplied);
+        }
+        barrier_wait(&barriers_.multiplied, 0);
+#pragma unroll
+        for (int block = 0; block < row_blocks; ++block) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = block * product_rows + static_cast<int>(threadIdx.x) / 32 * 16 + half * 8 + lane / 4;
+                if (row < work_.rows) {
+#pragma unroll
+                    for (int j = 0; j < outputs / 8; ++j) {
+                        *reinterpret_cast<float2*>(sums() + row * sums_stride + j * 8 + lane % 4 * 2) = {
+                            sums_[block][j * 4 + half * 2], sums_[block][j * 4 + half * 2 + 1]};
+                    }
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    const ProjectProduct& product_;
+    const TensorMap& activations_map_;
+    Work work_;
+    SharedMap map_;
+    uint8_t* shared_;
+    Barriers& barriers_;
+    int boxes_;
+    float sums_[row_blocks][outputs / 2];
 };
 
-template <int output_tiles, int row_tiles>
-__device__ void project_block(const ProjectArgs& args) {
-    constexpr int outputs = output_tiles * 16;
-    constexpr int rows_a_pass = row_tiles * 8;
-    auto& shared = *reinterpret_cast<Shared<outputs>*>(dynamic_shared_memory());
-    uint8_t* const weights = dynamic_shared_memory() + sizeof(Shared<outputs>);
-
-    const Work work = work_of(args, outputs);
-    Tile<output_tiles, row_tiles> tile(work.product, weights, work.tile * outputs, work.chunk_begin, work.chunk_end);
-    // A cluster's sums stand behind the most weights that a block may have: at the same place in each of its blocks.
-    auto* const partial = reinterpret_cast<float4*>(weights + outputs * weight_stride(most_chunks(work.product)));
-    if (threadIdx.x == 0) {
-        barrier_init(&shared.weights_there, 1);
-        barrier_init_fence();
-        barrier_arrive_expect(&shared.weights_there, tile.bytes_to_copy());
+template <bool deep, int row_blocks>
+__device__ __forceinline__ void project_part(const ProjectLaunch& launch, const Work& work, uint8_t* shared) {
+    Block<deep, row_blocks> block(launch, work, shared);
+    const bool asks = threadIdx.x == consumer_threads;
+    if (asks) {
+        block.prepare();
+    } else if (threadIdx.x < consumer_threads) {
+        block.ask_for_weights();
     }
-    __syncthreads();  // the barrier is there
-    tile.copy_weights(&shared.weights_there);
-
+    __syncthreads();       // the barriers are there
     wait_for_producers();  // for the activations, and for the readers of what is written here
-    bool triggered = false;
-    for (int first_row = 0; first_row < args.rows; first_row += rows_a_pass) {
-        const int rows = min(rows_a_pass, args.rows - first_row);
-        tile.multiply(first_row, rows, &shared.weights_there);
-        if (!triggered) {
-            let_consumers_start();  // its prologue may stream too: the weights here come first
-            triggered = true;
+    if (threadIdx.x >= consumer_threads) {
+        if (asks) {
+            block.ask_for_activations();
         }
-        tile.add_up(shared.partials, [&](int row, int output, float4 sum) {
-            if (work.split) {
-                partial[(row * outputs + output) / 4] = sum;
-            } else if (row < rows) {
-                store_outputs(work.product, first_row + row, work.tile * outputs + output, sum);
-            }
-        });
-        if (work.split) {
-            add_up_cluster<outputs, rows_a_pass>(work, partial, first_row, rows);
+        __syncwarp();
+        let_consumers_start();
+        for (int i = 0; i < 2; ++i) {  // as in add_up()
+            cluster_arrive();
+            cluster_wait();
         }
+        return;
+    }
+    block.multiply();
+    let_consumers_start();  // its prologue may stream too: the weights here come first
+    block.add_up();
+}
+
+template <int row_blocks>
+__device__ __forceinline__ void project_block(const ProjectLaunch& launch) {
+    const Work work = work_of(launch.args, row_blocks * product_rows);
+    uint8_t* shared = dynamic_shared_memory();
+    shared += (1024 - shared_address(shared) % 1024) % 1024;
+    if (is_deep(launch.args.products[work.product])) {
+        project_part<true, row_blocks>(launch, work, shared);
+    } else {
+        project_part<false, row_blocks>(launch, work, shared);
     }
 }
 
-/// Bytes of shared memory that a block wants.
-template <int outputs, int rows_a_pass>
+/// Bytes of shared memory that a block wants, with room to align them.
+template <int row_blocks>
 size_t shared_bytes(const ProjectArgs& args) {
-    size_t bytes = 0;
+    int bytes = 0;
     for (const ProjectProduct& product : args.products) {
-        const size_t weights = static_cast<size_t>(outputs) * weight_stride(most_chunks(product));
-        const size_t partial = is_split(product) ? static_cast<size_t>(outputs) * rows_a_pass * sizeof(float) : 0;
-        bytes = std::max(bytes, weights + partial);
+        bytes = std::max(bytes, SharedMap(product, args.rows, row_blocks).bytes);
     }
-    return sizeof(Shared<outputs>) + bytes;
+    return static_cast<size_t>(bytes) + 1024;
 }
 
 }  // namespace stepgraph::projecting

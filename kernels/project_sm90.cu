@@ -1,59 +1,65 @@
 #include "project_sm90.h"
 
 #include "project_block.h"
+#include "tensor_map.h"
 
 namespace stepgraph {
 namespace {
 
 using namespace projecting;
 
-template <int output_tiles, int row_tiles>
-__global__ void __launch_bounds__(threads) project_sm90_kernel(const __grid_constant__ ProjectArgs args) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    project_block<output_tiles, row_tiles>(args);
+template <int row_blocks>
+__global__ void __launch_bounds__(threads) project_sm90_kernel(const __grid_constant__ ProjectLaunch launch) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    project_block<row_blocks>(launch);
 #else
     __trap();  // never launched: see can_project_sm90()
 #endif
 }
 
-using Kernel = void (*)(ProjectArgs);
-
 struct Form {
-    Kernel kernel;
-    int outputs;
+    void (*kernel)(ProjectLaunch);
+    int group_rows;  // that share a reading of the weights
     size_t (*shared_bytes)(const ProjectArgs&);
 };
 
-template <int output_tiles, int row_tiles>
-constexpr Form form = {project_sm90_kernel<output_tiles, row_tiles>, output_tiles * 16,
-                       shared_bytes<output_tiles * 16, row_tiles * 8>};
+template <int row_blocks>
+constexpr Form form = {project_sm90_kernel<row_blocks>, row_blocks* product_rows, shared_bytes<row_blocks>};
 
-/// Few rows: small tiles, so that every multiprocessor has several to wait for. More: larger ones, because each tile reads
-/// all activations.
 Form form_for(int rows) {
-    return rows <= 8 ? form<1, 1> : rows <= 16 ? form<1, 2> : rows <= 32 ? form<1, 4> : form<2, 8>;
+    return rows <= product_rows ? form<1> : form<2>;
 }
 
 }  // namespace
 
 bool can_project_sm90(int depth, int other_depth) {
-    const auto fits = [](int d) { return d % chunk_depth == 0 && d <= most_project_sm90_depth; };
+    const auto fits = [](int d) { return d % 32 == 0 && d <= most_project_sm90_depth; };
     return fits(depth) && fits(other_depth) && attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9 &&
-           compiled_for_clusters(form<1, 1>.kernel, "project_sm90");
+           attribute_of_device(cudaDevAttrComputeCapabilityMinor) == 0 &&
+           compiled_for_clusters(form<1>.kernel, "project_sm90");
 }
 
 void prepare_project_sm90(const ProjectArgs& args) {
-    for (const int rows : {8, 16, 32, 64}) {
-        const Form chosen = form_for(rows);
-        prepare_kernel(chosen.kernel, "project_sm90", chosen.shared_bytes(args));
+    for (const int rows : {product_rows, 2 * product_rows}) {
+        ProjectArgs of_rows = args;
+        of_rows.rows = rows;
+        // Fewer rows may want more, for more stages, but then within the budget.
+        const size_t bytes = std::max<size_t>(form_for(rows).shared_bytes(of_rows), shared_budget + 1024);
+        prepare_kernel(form_for(rows).kernel, "project_sm90", bytes);
     }
+    find_tensor_map_encoder();
 }
 
 void project_sm90(const ProjectArgs& args, LaunchContext context) {
     const Form chosen = form_for(args.rows);
-    const int blocks = blocks_of(args.products[0], chosen.outputs) + blocks_of(args.products[1], chosen.outputs);
-    launch_clusters(chosen.kernel, "project_sm90", context, static_cast<unsigned>(blocks), cluster_size, threads,
-                    chosen.shared_bytes(args), args);
+    ProjectLaunch launch{args, {}};
+    for (int i = 0; i < 2; ++i) {
+        const ProjectProduct& product = args.products[i];
+        launch.activations[i] = map_of_boxes(product.x, args.rows, product.depth, box_rows(args.rows), box_columns);
+    }
+    const int groups = (args.rows + chosen.group_rows - 1) / chosen.group_rows;
+    launch_clusters(chosen.kernel, "project_sm90", context, static_cast<unsigned>(groups * blocks_of_rows(args)),
+                    cluster_size, threads, chosen.shared_bytes(args), launch);
 }
 
 }  // namespace stepgraph

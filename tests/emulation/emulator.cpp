@@ -44,7 +44,7 @@ namespace {
 constexpr int lanes = 32;
 constexpr size_t stack_bytes = 128 * 1024;
 constexpr uint64_t most_switches = 20'000'000;  // of a launch; beyond, it goes in circles
-constexpr int most_copies = 16;
+constexpr int most_copies = 128;
 
 /// Pages of memory with one in front of it and one behind it that fault.
 class GuardedPages {

@@ -164,7 +164,7 @@ TEST_F(HostileProducer, IsWaitedForByProject) {
     if (!can_project_sm90(4096, 128)) {
         GTEST_SKIP() << "needs an NVIDIA GPU of the Hopper generation with code of its own for sm_90";
     }
-    // Ones: each output is its depth. One product is split over a cluster, the other is not.
+    // Ones: each output is its depth. One product is split over a whole cluster, the other over half of one.
     const __nv_bfloat16 one = bf16_from_float(1);
     LateInput hidden(std::vector<__nv_bfloat16>(size_t{8} * 4096, one));
     LateInput q_c(std::vector<__nv_bfloat16>(size_t{8} * 128, one));

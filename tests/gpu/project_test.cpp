@@ -136,7 +136,8 @@ TEST_F(Project, IsWithinBf16RoundingOfTheExactProducts) {
     }
 }
 
-// The blocks of a cluster have parts of the depth that differ by a chunk, in every way that sixteen of them allow.
+// The blocks that share a tile have parts of the depth that differ by a box, in every way that eight of them and four allow;
+// every other depth ends in the middle of a box.
 TEST_F(Project, SplitsDepthsOfEveryRemainder) {
     Random random = fresh_random();
     for (int chunks = 97; chunks <= 112; ++chunks) {
@@ -174,7 +175,7 @@ TEST_F(Project, GivesARowTheSameBitsInEveryPlace) {
     }
 }
 
-TEST_F(Project, TakesDepthsOfWholeChunksThatFit) {
+TEST_F(Project, TakesDepthsThatFit) {
     EXPECT_TRUE(can_project_sm90(7168, 1536));
     EXPECT_TRUE(can_project_sm90(most_project_sm90_depth, 32));
     EXPECT_FALSE(can_project_sm90(7168, 40));
