@@ -49,12 +49,16 @@ def draw_times(axes, cells: list, floor_us, legend: str, share=None) -> None:
 
 
 def is_plain(row: dict) -> bool:
-    """One row a request, programmatic edges, captured for what it runs at."""
-    return row["rows_per_request"] == 1 and row["edges"] == "programmatic" and row["captured_context"] == row["context"]
+    """One row a request, programmatic edges."""
+    return row["rows_per_request"] == 1 and row["edges"] == "programmatic"
 
 
 def draw_score(result: dict):
-    plain = [row for row in result["rows"] if is_plain(row) and row["heads"] == 32 and row["cold"]]
+    plain = [
+        row
+        for row in result["rows"]
+        if is_plain(row) and row["heads"] == 32 and row["cold"] and row["captured_context"] == row["context"]
+    ]
     formats = [name for name in ("fp8", "mxfp4") if any(row["format"] == name for row in plain)]
     figure, axes = plt.subplots(len(formats), 2, figsize=(11, 4.2 * len(formats)), layout="constrained", squeeze=False)
     for name, (time, share) in zip(formats, axes):
@@ -146,7 +150,8 @@ def draw_edges(axes, pairs: list) -> None:
 
 def draw_step(result: dict):
     of_format = [row for row in result["rows"] if row["format"] == "fp8" and row["layers"] == 24]
-    cells = [row for row in of_format if is_plain(row)]
+    usual = max(row["context"] for row in of_format)  # captured for what the longest cell needs
+    cells = [row for row in of_format if is_plain(row) and row["captured_context"] == usual]
     same = {(row["requests"], row["context"]): row for row in cells}
     pairs = [(same[at], row) for row in of_format if row["edges"] == "full" and (at := (row["requests"], row["context"])) in same]
     figure, (time, stages, edges) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")

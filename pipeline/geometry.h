@@ -52,8 +52,8 @@ struct Options {
     /// Select with the kernel that runs everywhere, one block a row that reads its logits up to five times, also on Hopper,
     /// where clusters of blocks read each logit once. The results are the same bits.
     bool portable_select = false;
-    /// Query rows that share one tile of logits; 0: default_tile_rows() of the geometry. Bounds the workspace, not the
-    /// result.
+    /// Query rows for which a tile of logits has room, whatever their lengths; 0: default_tile_rows() of the geometry. Of a
+    /// step of shorter rows a tile takes more. Bounds the workspace, not the result.
     int tile_rows = 0;
 };
 

@@ -24,7 +24,7 @@ class Pipeline:
 
     The options are those of ``stepgraph::Options``: ``programmatic_edges`` lets kernels start before their predecessors have
     ended; ``portable_scorer`` scores with the kernel that runs everywhere; ``portable_select`` selects with the kernel that
-    runs everywhere; ``tile_rows`` rows share a tile of logits (0: a default of the geometry).
+    runs everywhere; a tile of logits has room for ``tile_rows`` rows (0: a default of the geometry).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Pipeline:
 
     @property
     def tile_rows(self) -> int:
-        """Query rows that share a tile of logits."""
+        """Query rows that a tile of logits has room for, whatever their lengths."""
         return self._core.tile_rows
 
     @property
