@@ -52,6 +52,8 @@ void prepare_project_sm90(const ProjectArgs& args) {
 
 void project_sm90(const ProjectArgs& args, LaunchContext context) {
     const Form chosen = form_for(args.rows);
+    // The driver's function for the maps wants a current context: a thread's first call of the runtime makes one so.
+    compiled_for_clusters(chosen.kernel, "project_sm90");
     ProjectLaunch launch{args, {}};
     for (int i = 0; i < 2; ++i) {
         const ProjectProduct& product = args.products[i];

@@ -410,6 +410,7 @@ void Pipeline::capture(std::vector<int> buckets, const AfterLayer& after_layer) 
 void Pipeline::replay(int rows, cudaStream_t stream) const {
     const Bound& bound = parts_->bound_for("replay");
     check_replay(rows, bound.graphs.empty() ? 0 : bound.graphs.rbegin()->first);
+    bound.layout_rows = 0;  // the replay lays out a step of its own, in the same workspace
     bound.graphs.lower_bound(rows)->second.launch(stream);
 }
 

@@ -84,9 +84,10 @@ public:
     /// in capture; no synchronisation, no allocation. Throws Error(wrong_order), (invalid_rows), (cuda).
     void enqueue_layout(int rows, cudaStream_t stream) const;
 
-    /// Enqueues one layer, projections to indices, for the `rows` that the last layout was enqueued for. Legal in capture;
-    /// no synchronisation, no allocation. The weights of the products are read before the kernels in front of the layer have
-    /// ended: none of them may write them. Throws Error(wrong_order), (invalid_layer), (invalid_rows), (cuda), (cublas).
+    /// Enqueues one layer, projections to indices, for the `rows` that the last layout was enqueued for; behind a replay
+    /// that layout has gone. Legal in capture; no synchronisation, no allocation. The weights of the products are read
+    /// before the kernels in front of the layer have ended: none of them may write them. Throws Error(wrong_order),
+    /// (invalid_layer), (invalid_rows), (cuda), (cublas).
     void enqueue_layer(int layer, int rows, cudaStream_t stream) const;
 
     /// Captured buckets in ascending order, and the graph of one of them, which lives until the next bind or capture.

@@ -99,6 +99,7 @@ void HostSteps::replay(int rows, cudaStream_t stream, const Pipeline::AfterLayer
             after_layer(layer, bucket, stream);
         }
     }
+    layout_rows_ = 0;
 }
 
 void HostSteps::enqueue_layout(int rows, cudaStream_t /*none*/) {

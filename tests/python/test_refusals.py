@@ -262,6 +262,15 @@ def test_refuses_calls(pipeline, case, call, kind, sentence):
         call(pipeline)
 
 
+def test_refuses_a_layer_whose_layout_a_replay_has_overwritten(pipeline, case):
+    pipeline.bind(*case.buffers())
+    pipeline.capture([3])
+    pipeline.enqueue_layout(3)
+    pipeline.replay(2)
+    with refused(stepgraph.Error, "enqueue_layer was called before enqueue_layout"):
+        pipeline.enqueue_layer(0, 3)
+
+
 def test_refuses_rows_that_were_not_made_ready(pipeline, case):
     pipeline.bind(*case.buffers())
     pipeline.capture([1, 2])
