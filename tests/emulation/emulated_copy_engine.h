@@ -66,17 +66,12 @@ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* bar
 }
 
 inline void start_copy(void* to, const void* from, bool is_there, uint64_t) {
-    if (is_there) {
-        emulation::start_copy(to, from);
-    } else {
-        std::memset(to, 0, 16);
-    }
+    emulation::start_copy(to, is_there ? from : nullptr);
 }
-inline void commit_copies() {}
-/// All of them: which are in which batch is not told.
+using emulation::commit_copies;
 template <int left>
 void wait_for_copies() {
-    emulation::finish_copies();
+    emulation::finish_batches(left);
 }
 
 /// A matrix of two-byte elements.

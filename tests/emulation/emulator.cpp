@@ -80,7 +80,10 @@ struct Warp;
 
 struct Copy {
     void* to;
-    const void* from;
+    const void* from;  // null: zeros
+    int batch;
+
+    void run() const { from != nullptr ? std::memcpy(to, from, 16) : std::memset(to, 0, 16); }
 };
 
 struct Thread {
@@ -94,6 +97,7 @@ struct Thread {
     uint64_t arrived_phase = 0;  // of it
     std::array<Copy, most_copies> copies{};
     int copies_started = 0;
+    int batches = 0;  // that are committed
 
     [[nodiscard]] int lane() const { return number % lanes; }
 };
@@ -323,6 +327,7 @@ private:
             thread.number = static_cast<int>(t);
             thread.arrived = false;
             thread.copies_started = 0;
+            thread.batches = 0;
             // As a call would leave it: six registers, the address to go on at, and none to return to.
             auto* stack = reinterpret_cast<void**>(thread.stack.end() - 64);
             *--stack = nullptr;
@@ -536,7 +541,9 @@ void check_readable(const void* from, size_t bytes, size_t alignment) {
 }
 
 void start_copy(void* to, const void* from) {
-    check_readable(from, 16, 16);
+    if (from != nullptr) {
+        check_readable(from, 16, 16);
+    }
     if (shared_address(to) % 16 != 0) {
         emulator().fail("a copy that is not aligned");
     }
@@ -544,16 +551,30 @@ void start_copy(void* to, const void* from) {
     if (thread.copies_started == most_copies) {
         emulator().fail("more copies on their way than this emulation holds");
     }
-    thread.copies[static_cast<size_t>(thread.copies_started++)] = {to, from};
+    thread.copies[static_cast<size_t>(thread.copies_started++)] = {to, from, thread.batches};
+}
+
+void commit_copies() {
+    ++emulator().current().batches;
+}
+
+void finish_batches(int left) {
+    Thread& thread = emulator().current();
+    int kept = 0;
+    for (int i = 0; i < thread.copies_started; ++i) {
+        const Copy copy = thread.copies[static_cast<size_t>(i)];
+        if (copy.batch < thread.batches - left) {
+            copy.run();
+        } else {
+            thread.copies[static_cast<size_t>(kept++)] = copy;
+        }
+    }
+    thread.copies_started = kept;
 }
 
 void finish_copies() {
-    Thread& thread = emulator().current();
-    for (int i = 0; i < thread.copies_started; ++i) {
-        const Copy& copy = thread.copies[static_cast<size_t>(i)];
-        std::memcpy(copy.to, copy.from, 16);
-    }
-    thread.copies_started = 0;
+    commit_copies();
+    finish_batches(0);
 }
 
 }  // namespace stepgraph::emulation

@@ -54,8 +54,12 @@ void cluster_wait();
 /// Ends the launch.
 [[noreturn]] void fail(const char* what);
 void check_readable(const void* from, size_t bytes, size_t alignment);
-/// Copies 16 bytes when finish_copies() is called, not before.
+/// Copies 16 bytes, zeros from null, when finish_copies() is called, not before.
 void start_copy(void* to, const void* from);
 void finish_copies();
+/// Ends a batch of the copies that this thread started.
+void commit_copies();
+/// Of this thread's batches, all but the last `left`.
+void finish_batches(int left);
 
 }  // namespace stepgraph::emulation
