@@ -208,7 +208,8 @@ private:
         return boxes_ * batch / batches;
     }
 
-    /// Until every thread's copies of a batch are there.
+    /// Until every thread's copies of a batch are there. Each lane waits for its own, lanes meet, and one arrives for its
+    /// warp: racecheck does not follow that, and reports the copies against the sums that take their place.
     __device__ void wait_for_weights(int batch) {
         batch == 0 ? wait_for_copies<2>() : batch == 1 ? wait_for_copies<1>() : wait_for_copies<0>();
         async_proxy_fence_shared();
