@@ -151,7 +151,7 @@ __device__ void quantise_head(const IndexInputsArgs& args, int64_t row, int head
 /// Scale bytes of heads that the model lacks are 0.
 __device__ void clear_rowgroup_scales(const IndexInputsArgs& args, int64_t row) {
     const int head = args.heads + static_cast<int>(threadIdx.x) / 4;
-    if (head < 64) {
+    if (head < rowgroup_heads) {
         const int block = static_cast<int>(threadIdx.x) % 4;
         args.query[query_scale_offset(args.format, args.heads, args.max_rows, row, head, block)] = 0;
     }

@@ -312,7 +312,7 @@ template <int row_blocks>
 __device__ __forceinline__ void project_block(const ProjectLaunch& launch) {
     const Work work = work_of(launch.args, row_blocks * product_rows);
     uint8_t* shared = dynamic_shared_memory();
-    shared += (1024 - shared_address(shared) % 1024) % 1024;
+    shared += (box_alignment - shared_address(shared) % box_alignment) % box_alignment;
     if (is_deep(launch.args.products[work.product])) {
         project_part<true, row_blocks>(launch, work, shared);
     } else {

@@ -17,9 +17,11 @@ inline constexpr int box_columns = 64;
 inline constexpr int box_row_bytes = box_columns * 2;
 inline constexpr int product_rows = 64;  // of the matrix units
 inline constexpr int cluster_size = 8;
-inline constexpr int most_boxes = 48;   // of weights, that a block has room for
-inline constexpr int batches = 3;       // of them, multiplied as they arrive
-inline constexpr int most_stages = 16;  // of activations
+inline constexpr int most_boxes = 48;       // of weights, that a block has room for
+inline constexpr int batches = 3;           // of them, multiplied as they arrive
+inline constexpr int most_stages = 16;      // of activations
+inline constexpr int box_alignment = 1024;  // in shared memory, for the swizzle
+inline constexpr int most_shallow_depth = 3072;
 // Of two blocks that share a multiprocessor.
 inline constexpr int shared_budget = 112 * 1024;
 
@@ -29,9 +31,10 @@ struct ProjectLaunch {
     TensorMap activations[2];  // of the products
 };
 
-/// How a product is cut. A product of up to 3072 columns of depth: in tiles of 96 outputs, each over four blocks; a deeper
-/// one in tiles of 32, over all eight blocks of a cluster. Both products of Kimi K3.1 take 27 clusters. An H200 has room for
-/// some 30 at two blocks a multiprocessor, and a cluster that finds none begins with its weights microseconds later.
+/// How a product is cut. A product of up to most_shallow_depth columns: in tiles of 96 outputs, each over four blocks; a
+/// deeper one in tiles of 32, over all eight blocks of a cluster. Both products of Kimi K3.1 take 27 clusters. An H200 has
+/// room for some 30 at two blocks a multiprocessor, and a cluster that finds none begins with its weights microseconds
+/// later.
 template <bool deep>
 struct Cut {
     static constexpr int outputs = deep ? 32 : 96;
@@ -40,7 +43,7 @@ struct Cut {
 static_assert(cluster_size * most_boxes * box_columns == most_project_sm90_depth);
 
 __host__ __device__ constexpr bool is_deep(const ProjectProduct& product) {
-    return product.depth > 3072;
+    return product.depth > most_shallow_depth;
 }
 __host__ __device__ constexpr int outputs_of(const ProjectProduct& product) {
     return is_deep(product) ? Cut<true>::outputs : Cut<false>::outputs;
@@ -70,7 +73,7 @@ __host__ __device__ constexpr int sums_stride(int outputs) {
     return outputs + 8;
 }
 
-/// Of a block's shared memory, whose start is aligned to 1024 bytes.
+/// Of a block's shared memory, whose start is aligned as a box.
 struct SharedMap {
     int weights;  // bytes into it
     int activations;
@@ -80,12 +83,12 @@ struct SharedMap {
 
     __host__ __device__ SharedMap(const ProjectProduct& product, int rows, int row_blocks) {
         const int most = (boxes_of(product) + parts_of(product) - 1) / parts_of(product);
-        weights = 1024;
+        weights = box_alignment;  // the barriers stand before them
         activations = weights + most * outputs_of(product) * box_row_bytes;
         stage_bytes = box_rows(rows) * box_row_bytes;
         // The matrix units read whole products, beyond the rows that there are.
         const int beyond = product_rows * box_row_bytes - stage_bytes;
-        const int fit = (shared_budget - 1024 - activations - beyond) / stage_bytes;
+        const int fit = (shared_budget - box_alignment - activations - beyond) / stage_bytes;
         const int wanted = most * row_blocks;
         stages = fit < wanted ? fit : wanted;
         stages = stages < 2 ? 2 : stages < most_stages ? stages : most_stages;
@@ -103,7 +106,7 @@ struct Barriers {
     uint64_t taken[most_stages];
     uint64_t multiplied;
 };
-static_assert(sizeof(Barriers) <= 1024);
+static_assert(sizeof(Barriers) <= box_alignment);
 
 /// A tile of outputs, over part `part` of the depth, of some rows.
 struct Work {
@@ -144,7 +147,7 @@ size_t shared_bytes(const ProjectArgs& args) {
     for (const ProjectProduct& product : args.products) {
         bytes = std::max(bytes, SharedMap(product, args.rows, row_blocks).bytes);
     }
-    return static_cast<size_t>(bytes) + 1024;
+    return static_cast<size_t>(bytes) + box_alignment;
 }
 
 }  // namespace stepgraph::projecting

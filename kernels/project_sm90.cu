@@ -44,7 +44,7 @@ void prepare_project_sm90(const ProjectArgs& args) {
         ProjectArgs of_rows = args;
         of_rows.rows = rows;
         // Fewer rows may want more, for more stages, but then within the budget.
-        const size_t bytes = std::max<size_t>(form_for(rows).shared_bytes(of_rows), shared_budget + 1024);
+        const size_t bytes = std::max<size_t>(form_for(rows).shared_bytes(of_rows), shared_budget + box_alignment);
         prepare_kernel(form_for(rows).kernel, "project_sm90", bytes);
     }
     find_tensor_map_encoder();

@@ -2,9 +2,7 @@
 
 #include <string>
 
-#include <cuda_runtime_api.h>
-
-#include "error.h"
+#include "driver_function.h"
 
 namespace stepgraph {
 namespace {
@@ -12,16 +10,7 @@ namespace {
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 Encode encoder() {
-    static const Encode found = [] {
-        void* address = nullptr;
-        cudaDriverEntryPointQueryResult result{};
-        check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &result),
-                   "cuTensorMapEncodeTiled");
-        if (address == nullptr || result != cudaDriverEntryPointSuccess) {
-            throw Error(ErrorCode::cuda, "cuTensorMapEncodeTiled is missing in the installed driver");
-        }
-        return reinterpret_cast<Encode>(address);
-    }();
+    static const auto found = driver_function<Encode>("cuTensorMapEncodeTiled");
     return found;
 }
 

@@ -20,7 +20,8 @@ STEPGRAPH_HD constexpr bool valid_heads(int heads) {
     return heads == 16 || heads == 32 || heads == 64;
 }
 
-inline constexpr int rowgroup_scale_bytes = 256;  // of one row: [4 blocks][16][4]
+inline constexpr int rowgroup_heads = 64;                        // that a row of scales has room for
+inline constexpr int rowgroup_scale_bytes = 4 * rowgroup_heads;  // of one row: [4 blocks][16][4]
 
 /// Bytes of the query of `max_rows` rows.
 STEPGRAPH_HD constexpr int64_t query_bytes(CacheFormat format, int heads, int64_t max_rows) {

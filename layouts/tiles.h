@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cache_page.h"
+#include "host_device.h"
 
 namespace stepgraph {
 

@@ -8,23 +8,13 @@
 #include <cuda.h>
 #include <cxxabi.h>
 
+#include <stepgraph/kernels/driver_function.h>
+
 #include "capture_mode.h"
 #include "own_stream.h"
 
 namespace stepgraph {
 namespace {
-
-/// A function of the driver; the library does not link it, so that it also loads where there is none.
-template <typename Function>
-Function driver_function(const char* name) {
-    void* address = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check_cuda(cudaGetDriverEntryPointByVersion(name, &address, 12030, cudaEnableDefault, &found), name);
-    if (address == nullptr || found != cudaDriverEntryPointSuccess) {
-        throw Error(ErrorCode::cuda, std::string(name) + " is not in the driver, which must be of CUDA 12.3 or later");
-    }
-    return reinterpret_cast<Function>(address);
-}
 
 std::string demangle(const char* symbol) {
     int status = 0;

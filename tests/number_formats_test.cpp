@@ -86,6 +86,16 @@ TEST(E4m3, SaturatesAndKeepsSignsAndHasOneNan) {
     }
 }
 
+TEST(E4m3, APairHoldsTheCodesOfBothNumbers) {
+    std::mt19937 random(std::random_device{}());
+    for (int i = 0; i < 1'000'000; ++i) {
+        const float low = float_of(static_cast<uint32_t>(random()));
+        const float high = float_of(static_cast<uint32_t>(random()) & 0xC7FFFFFFU);  // often in range
+        ASSERT_EQ(e4m3_pair_from_floats(low, high), e4m3_from_float(low) | uint32_t{e4m3_from_float(high)} << 8U)
+            << low << " and " << high;
+    }
+}
+
 TEST(E2m1, EveryCodeDecodesToItsValueAndRoundTrips) {
     for (int code = 0; code < 256; ++code) {  // the high four bits are the neighbour's
         const float value = float_from_e2m1(static_cast<uint8_t>(code));

@@ -7,19 +7,10 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <stepgraph/kernels/error.h>
+#include <stepgraph/kernels/driver_function.h>
 
 namespace stepgraph::test {
 namespace {
-
-/// The driver's functions, found at run time: the tests also start where there is no driver.
-template <typename Function>
-Function driver(const char* name) {
-    void* address = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check_cuda(cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &found), name);
-    return reinterpret_cast<Function>(address);
-}
 
 void check_driver(CUresult result, const char* call) {
     if (result != CUDA_SUCCESS) {
@@ -27,7 +18,7 @@ void check_driver(CUresult result, const char* call) {
     }
 }
 
-#define DRIVER_CALL(function, ...) check_driver(driver<decltype(&function)>(#function)(__VA_ARGS__), #function)
+#define DRIVER_CALL(function, ...) check_driver(driver_function<decltype(&function)>(#function)(__VA_ARGS__), #function)
 
 }  // namespace
 
@@ -71,9 +62,9 @@ DeviceMemory::~DeviceMemory() {
         return;
     }
     cudaDeviceSynchronize();
-    driver<decltype(&cuMemUnmap)>("cuMemUnmap")(range_, mapped_);
-    driver<decltype(&cuMemRelease)>("cuMemRelease")(handle_);
-    driver<decltype(&cuMemAddressFree)>("cuMemAddressFree")(range_, reserved_);
+    driver_function<decltype(&cuMemUnmap)>("cuMemUnmap")(range_, mapped_);
+    driver_function<decltype(&cuMemRelease)>("cuMemRelease")(handle_);
+    driver_function<decltype(&cuMemAddressFree)>("cuMemAddressFree")(range_, reserved_);
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept {

@@ -136,8 +136,8 @@ TEST_F(Project, IsWithinBf16RoundingOfTheExactProducts) {
     }
 }
 
-// The blocks that share a tile have parts of the depth that differ by a box, in every way that eight of them and four allow;
-// every other depth ends in the middle of a box.
+// The blocks that share a tile have parts of the depth that differ by a box, in every way that eight of them allow; every
+// other depth ends in the middle of a box.
 TEST_F(Project, SplitsDepthsOfEveryRemainder) {
     Random random = fresh_random();
     for (int chunks = 97; chunks <= 112; ++chunks) {

@@ -7,6 +7,9 @@ import pytest
 import stepgraph
 
 torch = pytest.importorskip("torch", reason="needs torch: there is none")
+
+import plain_step  # noqa: E402
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU: torch sees none")
 
 HEADS, TOP_K, ROWS, REQUESTS, COLUMNS, PAGES, LAYERS = 32, 64, 8, 4, 8, 64, 3
@@ -72,10 +75,7 @@ class Model:
 
     def rows(self):
         """Request and bound of every live row."""
-        found = []
-        for request, (length, rows) in enumerate(zip(self.seq_lens.tolist(), self.query_lens.tolist())):
-            found += [(request, length - rows + row + 1) for row in range(rows)]
-        return found
+        return plain_step.live_rows(self.seq_lens, self.query_lens, ROWS)
 
     def expect(self):
         for layer in self.layers:
@@ -85,8 +85,7 @@ class Model:
                 bound = 2e-2 * expected[row].abs().max()
                 assert (logits[:end] - expected[row]).abs().max() <= bound
                 assert torch.isneginf(logits[end:]).all()
-                order = torch.sort(logits[:end], descending=True, stable=True).indices
-                winners = order[:TOP_K].sort().values.to(torch.int32)
+                winners = plain_step.select(logits[:end], TOP_K).to(torch.int32)
                 assert layer["counts"][row] == len(winners)
                 assert torch.equal(layer["indices"][row, : len(winners)], winners)
             assert (layer["indices"][len(self.rows()) :] == -1).all()
@@ -97,44 +96,20 @@ class Model:
                 layer[name].fill_(77)
 
 
-def quantised(x):
-    """Codes and power-of-two scales of rows of 128 columns."""
-    amax = x.abs().amax(-1, keepdim=True).clamp(min=1e-10)
-    scale = torch.exp2(torch.ceil(torch.log2(amax / 448)))
-    return (x / scale).to(torch.float8_e4m3fn), scale
-
-
 def pack(keys):
     """FP8 pages of keys [pages, 64, 128]."""
-    codes, scales = quantised(keys.to(torch.bfloat16).float())
-    payload = codes.view(torch.uint8).reshape(len(keys), 64 * 128)
-    return torch.cat([payload, scales.reshape(len(keys), 64).contiguous().view(torch.uint8)], 1).contiguous()
-
-
-def unpack(cache):
-    codes = cache[:, : 64 * 128].contiguous().view(torch.float8_e4m3fn).float().view(-1, 64, 128)
-    return codes * cache[:, 64 * 128 :].contiguous().view(torch.float32).view(-1, 64, 1)
+    cache = torch.empty(len(keys), 64 * 132, dtype=torch.uint8, device=keys.device)
+    slots = torch.arange(len(keys) * 64, device=keys.device)
+    plain_step.store("fp8", cache, slots, keys.to(torch.bfloat16).float().flatten(0, 1))
+    return cache
 
 
 def expected_logits(layer, block_table, rows):
-    """From the layer's inputs, and from its cache after the step, whose new keys are checked on their own."""
-    keys = unpack(layer["cache"])
-    query = (layer["q_c"].float() @ layer["wq_b"].float().T).to(torch.bfloat16).float().view(ROWS, HEADS, 128)
-    packed = (layer["hidden"].float() @ layer["w_kv"].float().T).to(torch.bfloat16).float()
-    codes, scales = quantised(query)
-    weights = packed[:, 128:] * scales[..., 0] * (HEADS * 128) ** -0.5
-    normed = torch.nn.functional.layer_norm(
-        packed[:, :128], (128,), layer["k_norm_weight"], layer["k_norm_bias"], 1e-5
-    ).to(torch.bfloat16)
-    own, own_scale = quantised(normed.float())
-    logits = []
-    for row, (request, end) in enumerate(rows):
-        seen = keys[block_table[request].long()].reshape(-1, 128)[:end]
-        step = own_scale[row] * 32  # of a code at the top of its range, where projections round differently
-        assert (seen[-1] - own[row].float() * own_scale[row]).abs().max() <= step
-        products = torch.einsum("hd,kd->kh", codes[row].float(), seen).clamp(min=0)
-        logits.append(products @ weights[row])
-    return logits
+    """From the layer's inputs, and from its cache after the step: test_plain_step.py has its new keys."""
+    iq = plain_step.project(layer["q_c"], layer["wq_b"])
+    packed = plain_step.project(layer["hidden"], layer["w_kv"])
+    query, weights = plain_step.query_and_weights("fp8", iq, packed[:, 128:])
+    return plain_step.score("fp8", layer["cache"], block_table, rows, query, weights)
 
 
 @pytest.fixture(autouse=True)
