@@ -92,7 +92,7 @@ public:
         prefix_ = DeviceBuffer<int32_t>(ends.size());
         status_ = DeviceBuffer<StepStatus>(std::vector<StepStatus>(1));
         blocks_ = score_sm90_blocks();
-        pieces_ = DeviceBuffer<ScorePiece>(static_cast<size_t>(most_score_pieces(rows_, cell.columns())));
+        pieces_ = DeviceBuffer<ScorePiece>(static_cast<size_t>(most_score_pieces(rows_, rows_, cell.columns())));
         drawn_ = DeviceBuffer<int32_t>(std::vector<int32_t>(1));
         prepare_schedule();
         prepare_score();

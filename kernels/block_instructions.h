@@ -24,6 +24,13 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+/// `threads` threads of the block, whole warps, while the others go on: all have arrived, and what they wrote before is
+/// visible.
+template <int threads>
+__device__ __forceinline__ void partial_barrier() {
+    asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+}
+
 /// This block's rank in its cluster.
 __device__ __forceinline__ int cluster_rank() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

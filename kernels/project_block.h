@@ -54,14 +54,10 @@ public:
     /// By the thread that asks for activations.
     __device__ void prepare() {
         prefetch(activations_map_);
-        for (uint64_t& there : barriers_.weights_there) {
-            barrier_init(&there, consumer_threads / 32);
-        }
         for (int stage = 0; stage < map_.stages; ++stage) {
             barrier_init(&barriers_.there[stage], 1);
             barrier_init(&barriers_.taken[stage], consumer_threads / 32);
         }
-        barrier_init(&barriers_.multiplied, consumer_threads / 32);
         barrier_init_fence();
     }
 
@@ -208,16 +204,11 @@ private:
         return boxes_ * batch / batches;
     }
 
-    /// Until every thread's copies of a batch are there. Each lane waits for its own, lanes meet, and one arrives for its
-    /// warp: racecheck does not follow that, and reports the copies against the sums that take their place.
-    __device__ void wait_for_weights(int batch) {
+    /// Until every thread's copies of a batch are there.
+    __device__ static void wait_for_weights(int batch) {
         batch == 0 ? wait_for_copies<2>() : batch == 1 ? wait_for_copies<1>() : wait_for_copies<0>();
         async_proxy_fence_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            barrier_arrive(&barriers_.weights_there[batch]);
-        }
-        barrier_wait(&barriers_.weights_there[batch], 0);
+        partial_barrier<consumer_threads>();
     }
 
     __device__ void advance(int& stage, uint32_t& parity) const {
@@ -249,10 +240,7 @@ private:
     /// Over the weights: every warp's products are complete.
     __device__ void write_sums() const {
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        if (lane == 0) {
-            barrier_arrive(&barriers_.multiplied);
-        }
-        barrier_wait(&barriers_.multiplied, 0);
+        partial_barrier<consumer_threads>();
 #pragma unroll
         for (int block = 0; block < row_blocks; ++block) {
 #pragma unroll

@@ -101,10 +101,8 @@ struct SharedMap {
 };
 
 struct Barriers {
-    uint64_t weights_there[batches];
     uint64_t there[most_stages];
     uint64_t taken[most_stages];
-    uint64_t multiplied;
 };
 static_assert(sizeof(Barriers) <= box_alignment);
 

@@ -250,7 +250,7 @@ private:
     __device__ void write_pieces_of_row(int row, int i, int lanes, const Shares& shares, int drawn) {
         const RowWork& work = shared_.work[i];
         const int lane = static_cast<int>(threadIdx.x) % lanes;
-        int drawn_index = drawn_pieces_begin(args_.blocks, args_.rows) + shared_.drawn_before[i];
+        int drawn_index = drawn_pieces_begin(args_.blocks, args_.rows, args_.least.rows) + shared_.drawn_before[i];
         const int request = args_.row_request[row];
         const int32_t* const blocks = args_.block_table + request * args_.block_table_stride;
         for (int pass = 0; pass < work.passes; ++pass) {

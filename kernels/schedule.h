@@ -29,19 +29,22 @@ struct alignas(32) ScorePiece {
 };
 
 /// Behind two pieces for each block, and one for each request that begins in the midst of a block's share; passes over a
-/// request count as requests. `rows`: of the bucket.
-STEPGRAPH_HD constexpr int drawn_pieces_begin(int blocks, int rows) {
-    return 2 * blocks + rows;
+/// request count as requests. `rows`: of the bucket, `least_rows`: of its tiles.
+STEPGRAPH_HD constexpr int drawn_pieces_begin(int blocks, int rows, int least_rows) {
+    return 2 * blocks + most_tile_rows(rows, least_rows);
 }
 
 inline constexpr int most_score_blocks = 256;   // a workspace has room for as many, whatever the device
 inline constexpr int least_drawn_pages = 4;     // that the limit of a drawn piece is at least
 inline constexpr int most_drawn_pieces = 7168;  // beside one for each request, or pass over one
 
-/// Pieces that a tile of up to `rows` rows, block tables of `columns` columns, may have.
-constexpr int64_t most_score_pieces(int64_t rows, int64_t columns) {
-    const int64_t drawn = std::min<int64_t>(most_drawn_pieces, rows * columns / (8 * least_drawn_pages) + 1);
-    return 2 * most_score_blocks + rows + drawn + rows;
+/// Pieces that a tile of a bucket of `rows` rows may have: tiles of `least_rows` rows, block tables of `columns` columns.
+constexpr int64_t most_score_pieces(int rows, int least_rows, int64_t columns) {
+    const int64_t most_rows = most_tile_rows(rows, least_rows);
+    // However many rows it has: their logits fit where least_rows have room, but for a page of each that is not full.
+    const int64_t pages = std::min(rows, least_rows) * columns + most_rows;
+    const int64_t drawn = std::min<int64_t>(most_drawn_pieces, pages / (8 * least_drawn_pages) + 1);
+    return drawn_pieces_begin(most_score_blocks, rows, least_rows) + drawn + most_rows;
 }
 
 struct ScheduleArgs {
@@ -59,7 +62,7 @@ struct ScheduleArgs {
 
     /// [tiles, pieces_a_tile]; null: the Hopper scorer is not used, and nothing below is read.
     ScorePiece* pieces = nullptr;
-    int64_t pieces_a_tile = 0;             // at least most_score_pieces() of all rows
+    int64_t pieces_a_tile = 0;             // at least most_score_pieces()
     int32_t* drawn = nullptr;              // [tiles] set to 0: draws of the scorer's blocks
     const int32_t* block_table = nullptr;  // [max_requests, columns]
     int64_t block_table_stride = 0;        // entries

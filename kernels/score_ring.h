@@ -210,8 +210,8 @@ private:
             *args_.drawn = 0;
         }
         const int ticket = __shfl_sync(0xFFFFFFFFU, ticket_, 0);
-        return ticket < piece.drawn ? args_.pieces[drawn_pieces_begin(static_cast<int>(gridDim.x), args_.tile.rows) + ticket]
-                                    : ScorePiece{};
+        const int drawn_begin = drawn_pieces_begin(static_cast<int>(gridDim.x), args_.tile.rows, args_.tile.least.rows);
+        return ticket < piece.drawn ? args_.pieces[drawn_begin + ticket] : ScorePiece{};
     }
 
     __device__ void push(const ScorePiece& piece) {

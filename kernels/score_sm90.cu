@@ -61,7 +61,7 @@ public:
     }
 
 private:
-    __device__ static void synchronise() { asm volatile("bar.sync 1, %0;" ::"n"(consumer_threads) : "memory"); }
+    __device__ static void synchronise() { device::partial_barrier<consumer_threads>(); }
 
     /// Starts to copy query, weights and bounds of a piece's rows, and says where their logits go.
     __device__ void copy_rows(const ScorePiece& piece, int slot) {

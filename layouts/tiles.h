@@ -27,12 +27,23 @@ struct alignas(8) TileShape {
     int32_t stride;  // a multiple of 4
 };
 
+/// How many times its least rows a tile may have. The workspace holds pieces for every tile as if it had them all: without a
+/// limit that would grow with the square of the rows.
+inline constexpr int most_tile_growth = 16;
+
+/// The most rows that a tile of a bucket of `rows` rows may have, whatever the step's lengths.
+STEPGRAPH_HD constexpr int most_tile_rows(int rows, int least_rows) {
+    const int64_t most = int64_t{least_rows} * most_tile_growth;
+    return static_cast<int>(rows < most ? rows : most);
+}
+
 /// As many of the `rows` rows of a step as fit where tiles of the shape `least` have room, when no row has more than
-/// `longest` <= least.stride keys: never less than least.rows, if there are as many.
+/// `longest` <= least.stride keys: never less than least.rows, if there are as many, nor more than most_tile_rows().
 STEPGRAPH_HD constexpr TileShape tile_shape(int rows, int32_t longest, const TileShape& least) {
     const int64_t stride = (int64_t{longest > 1 ? longest : 1} + 3) / 4 * 4;
     const int64_t fit = int64_t{least.rows} * least.stride / stride;
-    return {static_cast<int32_t>(fit < rows ? fit : rows), static_cast<int32_t>(stride)};
+    const int most = most_tile_rows(rows, least.rows);
+    return {static_cast<int32_t>(fit < most ? fit : most), static_cast<int32_t>(stride)};
 }
 
 /// A tile, as the kernels that work on it are told.
@@ -46,7 +57,8 @@ struct Tile {
     /// The most rows that it can have.
     [[nodiscard]] STEPGRAPH_HD constexpr int most_rows() const {
         const int left = rows - number * least.rows;
-        return shape == nullptr && least.rows < left ? least.rows : left;
+        const int most = shape == nullptr ? least.rows : most_tile_rows(rows, least.rows);
+        return most < left ? most : left;
     }
 };
 

@@ -42,7 +42,7 @@ WorkspaceParts lay_out_workspace(const Geometry& g, int tile_rows, void* base) {
     const int64_t tiles = tile_count(g.max_rows, tile_rows);
     parts.drawn = arena.take<int32_t>(tiles);
     parts.layout_bytes = arena.used();
-    parts.pieces_a_tile = most_score_pieces(g.max_rows, g.block_table_columns);
+    parts.pieces_a_tile = most_score_pieces(g.max_rows, tile_rows, g.block_table_columns);
     parts.pieces = arena.take<ScorePiece>(tiles * parts.pieces_a_tile);
     parts.layout_temporary_bytes = decode_layout_temporary_bytes(g.max_requests);
     parts.layout_temporaries = arena.take<char>(static_cast<int64_t>(parts.layout_temporary_bytes));

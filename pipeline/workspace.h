@@ -25,7 +25,7 @@ struct WorkspaceParts {
     TileShape* shape;       // [1]
     int32_t* drawn;         // [tiles of max_rows]; this and the pieces for the Hopper scorer
     size_t layout_bytes;    // of all that stands above, from the base on: what bind() clears
-    int64_t pieces_a_tile;  // most_score_pieces() of max_rows
+    int64_t pieces_a_tile;  // most_score_pieces() of the largest bucket
     ScorePiece* pieces;     // [tiles of max_rows, pieces_a_tile]
     void* layout_temporaries;
     size_t layout_temporary_bytes;

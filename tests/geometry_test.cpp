@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <stepgraph/layouts/tiles.h>
 #include <stepgraph/pipeline/pipeline.h>
 
 #include "page_oracle.h"
@@ -366,6 +367,31 @@ TEST(WorkspaceBytes, HoldOneTileOfLogitsAndNotThoseOfEveryRow) {
     const size_t bytes = Pipeline(geometry).workspace_bytes();
     EXPECT_GE(bytes, tile);
     EXPECT_LT(bytes, 2 * tile);
+}
+
+TEST(WorkspaceBytes, GrowWithRowsAndNotWithTheirSquare) {
+    const auto bytes = [](int rows, int tile_rows, int columns) {
+        Geometry geometry = valid_geometry();
+        geometry.q_lora_rank = geometry.hidden_size = 0;
+        geometry.max_rows = rows;
+        geometry.block_table_columns = columns;
+        geometry.block_table_stride = 0;
+        geometry.max_model_len = int64_t{columns} * page_tokens;
+        const auto all = static_cast<int64_t>(Pipeline(geometry, {.tile_rows = tile_rows}).workspace_bytes());
+        return all - int64_t{tile_rows} * geometry.width() * 4;
+    };
+    for (const int tile_rows : {1, 32, 100}) {
+        for (const int columns : {1, 64, 2048}) {
+            for (const int rows : {512, 1024, 4096}) {
+                if (rows >= most_tile_growth * tile_rows) {
+                    EXPECT_LE(bytes(2 * rows, tile_rows, columns), 2 * bytes(rows, tile_rows, columns) + 1024)
+                        << rows << " rows in tiles of " << tile_rows << ", " << columns << " columns";
+                }
+            }
+        }
+    }
+    // Some 5.3 KB are query and weights, 1 KB pieces; for each tile 16 KB for blocks and 64 KB for 2^22 keys.
+    EXPECT_LE(bytes(4096, 32, 2048), int64_t{4096} * 7168 + int64_t{128} * 83000 + 500000);
 }
 
 TEST(WorkspaceBytes, GrowWithRowsRequestsAndTheTileAndDoNotDependOnPages) {

@@ -202,8 +202,11 @@ std::vector<int> DeviceStep::run(const std::vector<Scheduled>& step) {
                                cudaMemcpyDeviceToHost, parts_->stream),
                "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(parts_->stream), "the step");
+    return predictions;
+}
+
+void DeviceStep::check_data() const {
     if (parts_->pipeline.read_status(parts_->stream) != stepgraph::StepStatus{}) {
         throw std::runtime_error("the pipeline met wrong data");
     }
-    return predictions;
 }

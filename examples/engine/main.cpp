@@ -67,6 +67,9 @@ int main() try {
     };
     const Served plain = serve(requests(), 0, run_step);
     const Served speculative = serve(requests(), 4, run_step);
+    if (device.has_value()) {
+        device->check_data();
+    }
     if (speculative.tokens != plain.tokens) {
         throw std::runtime_error("speculation changed what was generated");
     }

@@ -14,6 +14,11 @@ using emulation::finish_copies;
 using emulation::shared_address;
 using emulation::start_copy;
 
+template <int threads>
+void partial_barrier() {
+    emulation::partial_barrier(threads);
+}
+
 inline uint32_t address_in_block(uint32_t address, int rank) {
     return address | static_cast<uint32_t>(rank + 1) << 24U;
 }

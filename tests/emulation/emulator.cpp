@@ -123,6 +123,8 @@ struct Block {
     int live = 0;
     int at_barrier = 0;
     uintptr_t barrier_place = 0;
+    int at_partial_barrier = 0;
+    uint64_t partial_barriers = 0;  // that are complete
 };
 
 class Emulator {
@@ -213,6 +215,19 @@ public:
             }
         }
         step_back();
+    }
+
+    void partial_barrier(int threads) {
+        Block& block = *current_->block;
+        const uint64_t own = block.partial_barriers;
+        if (++block.at_partial_barrier == threads) {
+            block.at_partial_barrier = 0;
+            ++block.partial_barriers;
+            return;
+        }
+        while (block.partial_barriers == own) {
+            look_later();
+        }
     }
 
     void cluster_arrive() {
@@ -314,6 +329,7 @@ private:
         }
         block.live = launch_.threads;
         block.at_barrier = 0;
+        block.at_partial_barrier = 0;
         block.warps.assign(threads / lanes, {});
         for (size_t w = 0; w < block.warps.size(); ++w) {
             block.warps[w].block = &block;
@@ -511,6 +527,9 @@ void look_later() {
 }
 void block_barrier(uintptr_t place) {
     emulator().block_barrier(place);
+}
+void partial_barrier(int threads) {
+    emulator().partial_barrier(threads);
 }
 void cluster_arrive() {
     emulator().cluster_arrive();

@@ -46,6 +46,8 @@ uint64_t run(const Launch& launch);
 /// Goes on when no other thread can, for one that looks again and again for what others do.
 void look_later();
 void block_barrier(uintptr_t place);
+/// Of the first `threads` threads that reach it.
+void partial_barrier(int threads);
 void cluster_arrive();
 void cluster_wait();
 /// Hands each lane's value over and returns all 32, which stay until the warp's next meeting but one.

@@ -30,7 +30,7 @@ struct Delivery {
 };
 
 struct Deliveries {
-    Delivery list[6];
+    Delivery list[7];
     int count;
 };
 
@@ -118,7 +118,7 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
     LateInput late_requests(requests);
     LateInput late_ends(ends);
     DeviceMemory prefix(16, 16, false);
-    DeviceMemory pieces(2 * static_cast<size_t>(most_score_pieces(4, 100)) * sizeof(ScorePiece), 32, false);
+    DeviceMemory pieces(2 * static_cast<size_t>(most_score_pieces(4, 2, 100)) * sizeof(ScorePiece), 32, false);
     DeviceMemory drawn(2 * sizeof(int32_t), 16, false);
     DeviceMemory shape(sizeof(TileShape), 16, false);
     LateInput late_starts(std::vector<int32_t>{0, 2, 3, 4});
@@ -134,7 +134,7 @@ TEST_F(HostileProducer, IsWaitedForByTheSchedule) {
                             .shape = shape.as<TileShape>(),
                             .page_prefix = prefix.as<int32_t>(),
                             .pieces = pieces.as<ScorePiece>(),
-                            .pieces_a_tile = most_score_pieces(4, 100),
+                            .pieces_a_tile = most_score_pieces(4, 2, 100),
                             .drawn = drawn.as<int32_t>(),
                             .block_table = late_table.as<int32_t>(),
                             .block_table_stride = 100,
@@ -231,7 +231,7 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     LateInput late_cache(new_cache);
     LateInput late_logits(want.logits);
     DeviceMemory prefix(4 * sizeof(int32_t), 16, false);
-    DeviceMemory pieces(static_cast<size_t>(most_score_pieces(4, 100)) * sizeof(ScorePiece), 32, false);
+    DeviceMemory pieces(static_cast<size_t>(most_score_pieces(4, 4, 100)) * sizeof(ScorePiece), 32, false);
     DeviceMemory drawn(sizeof(int32_t), 16, false);
     drawn.fill(0);
     DeviceMemory norm_weight(512, 16, false);
@@ -298,17 +298,17 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     for (LateInput* input : {&starts, &requests, &ends}) {
         deliver(*input);
     }
-    const Tile tile{.number = 0, .rows = 4, .least = {4, static_cast<int32_t>(g.width())}, .shape = nullptr};
+    const Tile fixed{.number = 0, .rows = 4, .least = {4, static_cast<int32_t>(g.width())}, .shape = nullptr};
     schedule({.starts = starts.as<int32_t>(),
               .row_request = requests.as<int32_t>(),
               .ends = ends.as<int32_t>(),
               .rows = 4,
-              .least = tile.least,
+              .least = fixed.least,
               .unscored_bound = 0,
               .shape = nullptr,
               .page_prefix = prefix.as<int32_t>(),
               .pieces = pieces.as<ScorePiece>(),
-              .pieces_a_tile = most_score_pieces(4, 100),
+              .pieces_a_tile = most_score_pieces(4, 4, 100),
               .drawn = drawn.as<int32_t>(),
               .block_table = table.as<int32_t>(),
               .block_table_stride = g.block_table_stride,
@@ -319,7 +319,10 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
     std::vector<ScorePiece> made = pieces.download<ScorePiece>();
     made.resize(2 * 8);  // of eight blocks; four requests of four pages leave no more
     LateInput late_pieces(made);
-    {
+    // Of a tile that grows, the schedule's word on how far is late too.
+    LateInput late_shape(std::vector<TileShape>{fixed.least});
+    const Tile grown{.number = 0, .rows = 4, .least = {2, fixed.least.stride}, .shape = late_shape.as<TileShape>()};
+    const auto check_score = [&](const Tile& tile) {
         SCOPED_TRACE("score");
         const ScoreArgs args{.format = g.cache_format,
                              .heads = g.heads,
@@ -346,7 +349,7 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
         prepare_score();
         // Logits behind a row's bound stay as they were: the truth has -inf there.
         check(
-            {&late_query, &late_weights, &late_cache},
+            {&late_query, &late_weights, &late_cache, &late_shape},
             [&] { logits.upload(std::vector<float>(want.logits.size(), -std::numeric_limits<float>::infinity())); },
             [&] {
                 score(args, 8, {cudaStreamPerThread, true});
@@ -358,7 +361,8 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
         if (can_score_sm90(g.cache_format, late_cache.as<uint8_t>(), g.page_stride_bytes)) {
             prepare_score_sm90(g.cache_format, g.heads);
             check(
-                {&late_query, &late_weights, &late_widened_query, &late_widened_weights, &late_cache, &late_pieces},
+                {&late_query, &late_weights, &late_widened_query, &late_widened_weights, &late_cache, &late_pieces,
+                 &late_shape},
                 [&] { logits.upload(std::vector<float>(want.logits.size(), -std::numeric_limits<float>::infinity())); },
                 [&] {
                     score_sm90(args, 8, {cudaStreamPerThread, true});
@@ -370,8 +374,8 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
                         .empty();
                 });
         }
-    }
-    {
+    };
+    const auto check_select = [&](const Tile& tile) {
         SCOPED_TRACE("select");
         const SelectArgs args{.tile = tile,
                               .top_k = g.top_k,
@@ -389,7 +393,7 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
                               .width = g.width(),
                               .last_of_layer = true};
         check(
-            {&late_logits}, [&] { indices.fill(poison_byte); },
+            {&late_logits, &late_shape}, [&] { indices.fill(poison_byte); },
             [&] {
                 select(args, {cudaStreamPerThread, true});
             },
@@ -399,13 +403,18 @@ TEST_P(HostileProducerOf, IsWaitedForByIndexInputsScoreAndSelect) {
             SCOPED_TRACE("by clusters");
             prepare_select_sm90();
             check(
-                {&late_logits}, [&] { indices.fill(poison_byte); },
+                {&late_logits, &late_shape}, [&] { indices.fill(poison_byte); },
                 [&] {
                     select_sm90(args, {cudaStreamPerThread, true});
                 },
                 [&] { select_sm90_without_wait(&args, cudaStreamPerThread); },
                 [&] { return indices.download<int32_t>() == want.indices; });
         }
+    };
+    for (const Tile& tile : {fixed, grown}) {
+        SCOPED_TRACE(tile.shape == nullptr ? "a tile of fixed shape" : "a tile that grows");
+        check_score(tile);
+        check_select(tile);
     }
 }
 

@@ -54,7 +54,8 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
         const int tiles = tile_count(rows, tile_rows);
         const TileShape least_shape{tile_rows, columns * page_tokens};
         DeviceMemory device_shape(sizeof(TileShape), 8, true);
-        const auto capacity = static_cast<size_t>(most_score_pieces(rows, columns));
+        const auto capacity = static_cast<size_t>(most_score_pieces(rows, tile_rows, columns));
+        const int drawn_begin = drawn_pieces_begin(blocks, rows, tile_rows);
         DeviceMemory pieces(static_cast<size_t>(tiles) * capacity * sizeof(ScorePiece), 32, true);
         device_starts.upload(starts);
         device_requests.upload(row_request);
@@ -106,7 +107,7 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
                 int share = 0;
                 for (int at = 2 * block, place = 0; at >= 0; ++place) {
                     ASSERT_EQ(at == 2 * block + place, place < 2);
-                    ASSERT_LT(at, drawn_pieces_begin(blocks, rows));
+                    ASSERT_LT(at, drawn_begin);
                     const ScorePiece& p = piece[at];
                     ASSERT_EQ(p.drawn, drawn);
                     share += p.page_end - p.page_begin;
@@ -122,9 +123,9 @@ TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
                 most = std::max(most, share);
             }
             ASSERT_LE(most - least, 1);
-            ASSERT_LE(static_cast<size_t>(drawn_pieces_begin(blocks, rows) + drawn), capacity);
+            ASSERT_LE(static_cast<size_t>(drawn_begin + drawn), capacity);
             for (int i = 0; i < drawn; ++i) {
-                const ScorePiece& p = piece[drawn_pieces_begin(blocks, rows) + i];
+                const ScorePiece& p = piece[drawn_begin + i];
                 ASSERT_EQ(p.next, -1);
                 ASSERT_EQ(p.drawn, drawn);
                 take(p);
@@ -306,7 +307,7 @@ void score_however_shared(CacheFormat format, int heads, Random& random, Draw dr
     const DeviceMemory widened_query = uploaded(operands.widened_query);
     const DeviceMemory widened_weights = uploaded(operands.widened_weights);
     DeviceMemory prefix(ends.size() * 4, 4, true);
-    const auto capacity = static_cast<size_t>(most_score_pieces(rows, columns));
+    const auto capacity = static_cast<size_t>(most_score_pieces(rows, rows, columns));
     DeviceMemory pieces(capacity * sizeof(ScorePiece), 32, true);
     DeviceMemory drawn(4, 4, true);
     DeviceMemory status(sizeof(StepStatus), 16, true);
