@@ -92,7 +92,8 @@ TEST(TileShape, HoldsAsManyRowsAsFit) {
         ASSERT_LE(int64_t{shape.rows} * shape.stride, tile_rows * width);
         ASSERT_GE(shape.rows, tile_rows);
         ASSERT_LE(shape.rows, most_tile_rows(rows, least.rows));
-        ASSERT_TRUE(shape.rows == most_tile_rows(rows, least.rows) || int64_t{shape.rows + 1} * shape.stride > tile_rows * width);
+        ASSERT_TRUE(shape.rows == most_tile_rows(rows, least.rows) ||
+                    int64_t{shape.rows + 1} * shape.stride > tile_rows * width);
 
         // The tiles that were captured hold every row once.
         int next = 0;

@@ -15,7 +15,8 @@ public:
     /// Copies the step's lengths, blocks and tokens to the device, launches the graph and waits for its predictions.
     std::vector<int> run(const std::vector<Scheduled>& step);
 
-    /// Throws std::runtime_error if the pipeline met wrong data in any step so far. It waits for the stream: not for the loop.
+    /// Throws std::runtime_error if the pipeline met wrong data in any step so far. It waits for the stream: not for the
+    /// loop.
     void check_data() const;
 
 private:
