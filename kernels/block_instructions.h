@@ -110,6 +110,20 @@ __device__ __forceinline__ void finish_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/// max(x, y), but NaN where either is.
+__device__ __forceinline__ float larger_or_nan(float x, float y) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+    return x;
+}
+
+/// __byte_perm(), but for the highest bits of the selectors, which that masks out: with it, the selected byte's sign, eight
+/// times.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selectors) {
+    uint32_t result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selectors));
+    return result;
+}
+
 /// Lets a pointer be computed here, and not where it is used first.
 template <typename Element>
 __device__ __forceinline__ void compute_here(Element*& pointer) {

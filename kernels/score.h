@@ -39,7 +39,7 @@ struct ScoreArgs {
     StepStatus* status;
 };
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(STEPGRAPH_EMULATED)
 /// Where the logits of a row of the tile begin.
 __device__ __forceinline__ float* logits_of_row(const ScoreArgs& args, const TileShape& shape, int row) {
     return args.logits + int64_t{row - args.tile.number * shape.rows} * shape.stride;

@@ -3,15 +3,14 @@
 
 #include <stepgraph/layouts/query_row.h>
 
+#include "block_instructions.h"
 #include "score.h"
 
 namespace stepgraph::sm90 {
 
-/// max(0, x) that keeps a NaN, in one instruction.
+/// max(0, x) that keeps a NaN.
 __device__ __forceinline__ float relu(float x) {
-    float y;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-    return y;
+    return device::larger_or_nan(x, 0.0F);
 }
 
 /// Scores a warp's sixteen keys, from `token` of a page on, for a row of which MXFP4 numbers could not be widened, or with

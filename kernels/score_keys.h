@@ -181,7 +181,7 @@ private:
         // Of a key of zeros.
         largest |= (largest & low_half) == 0 ? of_zeros : 0;
         largest |= (largest & ~low_half) == 0 ? of_zeros << 16U : 0;
-        const uint32_t differences = (largest - codes.scales) & filled;
+        const uint32_t differences = (largest - (codes.scales & filled)) & filled;
         // Each for itself: what one borrows would show in the other. All four threads must know.
         uint32_t lost = (Scales((largest & low_half) | of_zeros << 16U, differences & low_half).lost != 0 ? 1U : 0) |
                         (Scales((largest & ~low_half) | of_zeros, differences & ~low_half).lost != 0 ? 1U << 16U : 0);
@@ -205,14 +205,7 @@ private:
                                                         uint32_t large) {
         constexpr uint32_t bit = 0x40404040U;
         // Of a selector with its highest bit set comes the sign of the byte, here 0, eight times: the turned sign.
-        return permute(small, large, magnitudes) + 2 * permute(bit, bit, codes);
-    }
-
-    /// __byte_perm(), but for the highest bits of the selectors, which that masks out.
-    [[nodiscard]] __device__ static uint32_t permute(uint32_t a, uint32_t b, uint32_t selectors) {
-        uint32_t result;
-        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(selectors));
-        return result;
+        return device::permute_bytes(small, large, magnitudes) + 2 * device::permute_bytes(bit, bit, codes);
     }
 
     __device__ void widen_key(int half, const uint4& key, uint32_t difference) {

@@ -19,151 +19,17 @@
 #include "number_oracle.h"
 #include "page_oracle.h"
 #include "random.h"
+#include "score_case.h"
 
 namespace stepgraph {
 namespace {
 
 constexpr int all_heads[] = {16, 32, 64};
-constexpr float unwritten = -12345.0F;
 constexpr int32_t most = std::numeric_limits<int32_t>::max();
-
-/// Requests of `query_lens` rows each whose last row sees `lengths` keys, over pages in random order.
-struct Case {
-    CacheFormat format = CacheFormat::fp8;
-    int heads = 32;
-    std::vector<int> query_lens;
-    std::vector<int> lengths;
-    int columns = 0;
-    int64_t pages = 0;
-    int64_t page_stride = 0;
-    std::vector<int32_t> starts;
-    std::vector<int32_t> row_request;
-    std::vector<int32_t> ends;
-    std::vector<uint8_t> query;
-    std::vector<float> head_weights;
-    std::vector<uint8_t> cache;
-    std::vector<std::vector<int32_t>> table;
-    int unscored_bound = 0;
-
-    [[nodiscard]] int rows() const { return static_cast<int>(ends.size()); }
-    [[nodiscard]] int64_t width() const { return int64_t{64} * columns; }
-    [[nodiscard]] uint8_t* page(int64_t number) { return &cache[static_cast<size_t>(number * page_stride)]; }
-};
-
-/// An E4M3 code without NaN, or two E2M1 codes.
-uint8_t random_codes(test::Random& random, CacheFormat format) {
-    const uint8_t codes = random.byte();
-    return !test::four_bit(format) && codes % 128 == 127 ? 0x38 : codes;
-}
-
-/// UE8M0 bytes and FP32 scales of the size that keys and queries of a model have.
-uint8_t random_scale(test::Random& random) {
-    return static_cast<uint8_t>(random.integer(117, 131));
-}
-
-void fill_query(test::Random& random, Case* c) {
-    c->query.resize(static_cast<size_t>(query_bytes(c->format, c->heads, c->rows())));
-    for (uint8_t& byte : c->query) {
-        byte = random_codes(random, c->format);
-    }
-    for (int row = 0; row < c->rows() && test::four_bit(c->format); ++row) {
-        for (int i = 0; i < c->heads * 4; ++i) {
-            c->query[static_cast<size_t>(test::query_scale_at(c->format, c->heads, c->rows(), row, i / 4, i % 4))] =
-                random_scale(random);
-        }
-    }
-    for (int i = 0; i < c->rows() * c->heads; ++i) {
-        c->head_weights.push_back(random.normal(0.02F));
-    }
-}
-
-void fill_cache(test::Random& random, Case* c) {
-    c->cache.resize(static_cast<size_t>(c->pages * c->page_stride));
-    for (uint8_t& byte : c->cache) {
-        byte = random_codes(random, c->format);
-    }
-    for (int64_t page = 0; page < c->pages; ++page) {
-        for (int token = 0; token < 64; ++token) {
-            const uint8_t token_scale = random_scale(random);
-            for (int block = 0; block < 4; ++block) {
-                *test::scale_byte(c->format, c->page(page), token, block) =
-                    test::four_bit(c->format) ? random_scale(random) : token_scale;
-            }
-            if (c->format == CacheFormat::fp8) {
-                const float scale = random.uniform(0.001F, 16.0F);  // any FP32 is a scale, not only powers of two
-                std::memcpy(test::scale_byte(c->format, c->page(page), token, 0), &scale, 4);
-            }
-        }
-    }
-}
-
-Case random_case(test::Random& random, CacheFormat format, int heads, std::vector<int> query_lens,
-                 std::vector<int> lengths) {
-    Case c;
-    c.format = format;
-    c.heads = heads;
-    c.query_lens = std::move(query_lens);
-    c.lengths = std::move(lengths);
-    c.columns = *std::max_element(c.lengths.begin(), c.lengths.end()) / 64 + 1;
-    c.pages = static_cast<int64_t>(c.lengths.size()) * c.columns + 3;
-    c.page_stride = test::own_bytes(format) + 4 * random.integer(0, 30);
-    std::vector<int32_t> order(static_cast<size_t>(c.pages));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), random.engine());
-    c.starts.push_back(0);
-    for (size_t q = 0; q < c.lengths.size(); ++q) {
-        for (int i = 0; i < c.query_lens[q]; ++i) {
-            c.row_request.push_back(static_cast<int32_t>(q));
-            c.ends.push_back(std::max(0, c.lengths[q] - c.query_lens[q] + i + 1));
-        }
-        c.starts.push_back(static_cast<int32_t>(c.ends.size()));
-        c.table.emplace_back(order.begin() + static_cast<int64_t>(q) * c.columns,
-                             order.begin() + static_cast<int64_t>(q + 1) * c.columns);
-    }
-    for (int padding = 0; padding < 2; ++padding) {
-        c.row_request.push_back(-1);
-        c.ends.push_back(0);
-    }
-    fill_query(random, &c);
-    fill_cache(random, &c);
-    return c;
-}
-
-std::vector<float> scored(const Case& c, const int32_t* table, int64_t table_stride, StepStatus* status) {
-    std::vector<float> logits(static_cast<size_t>(c.rows() * c.width()), unwritten);
-    reference::score({.format = c.format,
-                      .heads = c.heads,
-                      .rows = c.rows(),
-                      .max_rows = c.rows(),
-                      .query = c.query.data(),
-                      .head_weights = c.head_weights.data(),
-                      .cache = c.cache.data(),
-                      .pages = c.pages,
-                      .page_stride_bytes = c.page_stride,
-                      .block_table = table,
-                      .block_table_stride = table_stride,
-                      .starts = c.starts.data(),
-                      .row_request = c.row_request.data(),
-                      .ends = c.ends.data(),
-                      .unscored_bound = c.unscored_bound,
-                      .logits = logits.data(),
-                      .logits_stride = c.width(),
-                      .status = status});
-    return logits;
-}
-
-std::vector<float> scored(const Case& c, StepStatus* status) {
-    std::vector<int32_t> table;
-    for (const std::vector<int32_t>& row : c.table) {
-        table.insert(table.end(), row.begin(), row.end());
-        table.push_back(-77);  // rows of the table are further apart than they are long
-    }
-    return scored(c, table.data(), c.columns + 1, status);
-}
 
 // ---- the oracle
 
-double query_value_at(const Case& c, int row, int head, int column) {
+double query_value_at(const test::ScoreCase& c, int row, int head, int column) {
     const int byte = c.query[static_cast<size_t>(test::query_payload_at(c.format, c.heads, row, head, column))];
     if (!test::four_bit(c.format)) {
         return test::e4m3_value(byte);
@@ -173,7 +39,7 @@ double query_value_at(const Case& c, int row, int head, int column) {
     return std::ldexp(test::e2m1_value(column % 2 == 0 ? byte % 16 : byte / 16), scale - 127);
 }
 
-double key_value_at(Case& c, int64_t page, int token, int column) {
+double key_value_at(test::ScoreCase& c, int64_t page, int token, int column) {
     const int byte = *test::payload_byte(c.format, c.page(page), token, column);
     if (!test::four_bit(c.format)) {
         return test::e4m3_value(byte);
@@ -182,7 +48,7 @@ double key_value_at(Case& c, int64_t page, int token, int column) {
     return std::ldexp(test::e2m1_value(column % 2 == 0 ? byte % 16 : byte / 16), scale - 127);
 }
 
-double key_scale_at(Case& c, int64_t page, int token) {
+double key_scale_at(test::ScoreCase& c, int64_t page, int token) {
     const uint8_t* bytes = test::scale_byte(c.format, c.page(page), token, 0);
     float fp32 = 0;
     std::memcpy(&fp32, bytes, 4);
@@ -198,7 +64,7 @@ struct Logit {
 
 /// FP32 sums of 128 columns and of the heads, each term and each sum rounded once: the error is below 2^-24 for each
 /// rounding of the sum of the terms' magnitudes.
-Logit by_definition(Case& c, int row, int j) {
+Logit by_definition(test::ScoreCase& c, int row, int j) {
     const int64_t page = c.table[static_cast<size_t>(c.row_request[static_cast<size_t>(row)])][static_cast<size_t>(j / 64)];
     double key[128];
     for (int column = 0; column < 128; ++column) {
@@ -222,15 +88,15 @@ Logit by_definition(Case& c, int row, int j) {
     return {scale * sum, std::fabs(scale) * magnitudes * (128 + 64 + 4) * 0x1p-24};
 }
 
-void expect_by_definition(Case& c) {
+void expect_by_definition(test::ScoreCase& c) {
     StepStatus status;
-    const std::vector<float> logits = scored(c, &status);
+    const std::vector<float> logits = test::scored(c, &status);
     EXPECT_EQ(status, StepStatus{});
     for (int row = 0; row < c.rows(); ++row) {
         for (int j = 0; j < c.width(); ++j) {
             const float got = logits[static_cast<size_t>(row * c.width() + j)];
             if (j >= c.ends[static_cast<size_t>(row)]) {
-                ASSERT_EQ(got, unwritten) << "row " << row << " position " << j << " is behind the bound";
+                ASSERT_EQ(got, test::unwritten_logit) << "row " << row << " position " << j << " is behind the bound";
                 continue;
             }
             const Logit want = by_definition(c, row, j);
@@ -255,12 +121,12 @@ std::string name_of(const ::testing::TestParamInfo<Score::ParamType>& info) {
 }
 
 TEST_P(Score, OfBoundaryLengthsIsTheSumOfTheContract) {
-    Case c = random_case(random_, format(), heads(), {1, 1, 1, 1, 1, 1, 1}, {0, 1, 63, 64, 65, 128, 130});
+    test::ScoreCase c = test::random_case(random_, format(), heads(), {1, 1, 1, 1, 1, 1, 1}, {0, 1, 63, 64, 65, 128, 130});
     expect_by_definition(c);
 }
 
 TEST_P(Score, OfVerifyRowsSeesEachRowsOwnBound) {
-    Case c = random_case(random_, format(), heads(), {3, 0, 5, 2}, {66, 100, 64, 1});
+    test::ScoreCase c = test::random_case(random_, format(), heads(), {3, 0, 5, 2}, {66, 100, 64, 1});
     expect_by_definition(c);
 }
 
@@ -276,15 +142,15 @@ protected:
 
 TEST_P(ScoreOfFormat, CountsAnInvalidBlockOncePerRequestAndColumnAndScoresItMinusInfinity) {
     constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-    Case c = random_case(random_, GetParam(), 16, {1, 4, 2}, {200, 190, 129});
+    test::ScoreCase c = test::random_case(random_, GetParam(), 16, {1, 4, 2}, {200, 190, 129});
     StepStatus clean;
-    const std::vector<float> before = scored(c, &clean);
+    const std::vector<float> before = test::scored(c, &clean);
     c.table[0][1] = -1;
     c.table[1][0] = static_cast<int32_t>(c.pages);
     c.table[1][2] = most;
     c.table[2][2] = std::numeric_limits<int32_t>::min();  // only the last row of the request reaches this column
     StepStatus status;
-    const std::vector<float> logits = scored(c, &status);
+    const std::vector<float> logits = test::scored(c, &status);
     EXPECT_EQ(status, (StepStatus{.invalid_blocks = 4}));
     for (int row = 0; row < c.rows(); ++row) {
         for (int j = 0; j < c.ends[static_cast<size_t>(row)]; ++j) {
@@ -299,55 +165,55 @@ TEST_P(ScoreOfFormat, CountsAnInvalidBlockOncePerRequestAndColumnAndScoresItMinu
 TEST_P(ScoreOfFormat, ReadsNoBlockBehindTheBound) {
     // The table ends with the entry that the last key needs: a look at the next one faults.
     for (const int length : {1, 63, 64, 65, 128, 129}) {
-        Case c = random_case(random_, GetParam(), 16, {2}, {length});
+        test::ScoreCase c = test::random_case(random_, GetParam(), 16, {2}, {length});
         std::vector<int32_t> needed = c.table[0];
         needed.resize(static_cast<size_t>((length + 63) / 64));
         const test::GuardedArray<int32_t> table(needed);
         StepStatus status;
         StepStatus clean;
-        EXPECT_EQ(scored(c, table.data(), c.columns, &status), scored(c, &clean)) << "length " << length;
+        EXPECT_EQ(test::scored(c, table.data(), c.columns, &status), test::scored(c, &clean)) << "length " << length;
         EXPECT_EQ(status, StepStatus{});
     }
 }
 
 TEST_P(ScoreOfFormat, LooksAtNoEntryBehindTheBound) {
-    Case c = random_case(random_, GetParam(), 16, {1, 2}, {64, 65});
+    test::ScoreCase c = test::random_case(random_, GetParam(), 16, {1, 2}, {64, 65});
     StepStatus status;
-    const std::vector<float> clean = scored(c, &status);
+    const std::vector<float> clean = test::scored(c, &status);
     for (const int32_t stale : {-1, most}) {
         c.table[0][1] = stale;
-        EXPECT_EQ(scored(c, &status), clean);
+        EXPECT_EQ(test::scored(c, &status), clean);
     }
     EXPECT_EQ(status, StepStatus{});
 }
 
 TEST_P(ScoreOfFormat, LeavesRowsOutThatNeedNoLogits) {
-    Case c = random_case(random_, GetParam(), 16, {4, 1}, {66, 10});  // bounds 63, 64, 65, 66 and 10
+    test::ScoreCase c = test::random_case(random_, GetParam(), 16, {4, 1}, {66, 10});  // bounds 63, 64, 65, 66 and 10
     StepStatus status;
-    const std::vector<float> all = scored(c, &status);
+    const std::vector<float> all = test::scored(c, &status);
     c.unscored_bound = 64;
     c.table[1][0] = -1;  // not looked at, for its request needs no logits
-    const std::vector<float> some = scored(c, &status);
+    const std::vector<float> some = test::scored(c, &status);
     EXPECT_EQ(status, StepStatus{});
     for (int row = 0; row < c.rows(); ++row) {
         for (int j = 0; j < c.width(); ++j) {
             const auto at = static_cast<size_t>(row * c.width() + j);
-            ASSERT_EQ(some[at], c.ends[static_cast<size_t>(row)] > 64 ? all[at] : unwritten) << row << " " << j;
+            ASSERT_EQ(some[at], c.ends[static_cast<size_t>(row)] > 64 ? all[at] : test::unwritten_logit) << row << " " << j;
         }
     }
 }
 
 TEST_P(ScoreOfFormat, GivesARowTheSameBitsAloneAndAmongOthers) {
-    const Case among = random_case(random_, GetParam(), 32, {2, 3, 1}, {100, 130, 70});
+    const test::ScoreCase among = test::random_case(random_, GetParam(), 32, {2, 3, 1}, {100, 130, 70});
     StepStatus status;
-    const std::vector<float> all = scored(among, &status);
+    const std::vector<float> all = test::scored(among, &status);
     for (size_t q = 0; q < among.lengths.size(); ++q) {
-        Case alone = among;
+        test::ScoreCase alone = among;
         for (size_t other = 0; other < among.lengths.size(); ++other) {
             const auto begin = alone.ends.begin() + among.starts[other];
             std::fill_n(begin, other == q ? 0 : among.query_lens[other], 0);
         }
-        const std::vector<float> some = scored(alone, &status);
+        const std::vector<float> some = test::scored(alone, &status);
         for (int row = among.starts[q]; row < among.starts[q + 1]; ++row) {
             const auto first = static_cast<int64_t>(row) * among.width();
             ASSERT_TRUE(std::equal(all.begin() + first, all.begin() + first + among.width(), some.begin() + first));
@@ -365,12 +231,12 @@ protected:
 
 TEST_F(ScoreValues, OfANanKeyStaysNanAndTheOthersAreUntouched) {
     for (const CacheFormat format : {CacheFormat::fp8, CacheFormat::fp8_mx}) {
-        Case c = random_case(random_, format, 32, {1}, {65});
+        test::ScoreCase c = test::random_case(random_, format, 32, {1}, {65});
         StepStatus status;
-        const std::vector<float> clean = scored(c, &status);
+        const std::vector<float> clean = test::scored(c, &status);
         *test::payload_byte(format, c.page(c.table[0][0]), 17, 99) = 0x7F;
         *test::payload_byte(format, c.page(c.table[0][1]), 0, 0) = 0xFF;
-        const std::vector<float> logits = scored(c, &status);
+        const std::vector<float> logits = test::scored(c, &status);
         for (size_t j = 0; j < 65; ++j) {
             if (j == 17 || j == 64) {
                 EXPECT_TRUE(std::isnan(logits[j])) << "relu must not turn NaN into 0";
@@ -382,10 +248,10 @@ TEST_F(ScoreValues, OfANanKeyStaysNanAndTheOthersAreUntouched) {
 }
 
 TEST_F(ScoreValues, OfANanInTheQueryIsNanForTheWholeRow) {
-    Case c = random_case(random_, CacheFormat::fp8, 16, {2}, {70});
+    test::ScoreCase c = test::random_case(random_, CacheFormat::fp8, 16, {2}, {70});
     c.query[static_cast<size_t>(test::query_payload_at(c.format, c.heads, 0, 3, 64))] = 0x7F;
     StepStatus status;
-    const std::vector<float> logits = scored(c, &status);
+    const std::vector<float> logits = test::scored(c, &status);
     for (int j = 0; j < c.ends[0]; ++j) {
         EXPECT_TRUE(std::isnan(logits[static_cast<size_t>(j)])) << j;
         EXPECT_FALSE(std::isnan(logits[static_cast<size_t>(c.width() + j)])) << j;
@@ -393,7 +259,7 @@ TEST_F(ScoreValues, OfANanInTheQueryIsNanForTheWholeRow) {
 }
 
 TEST_F(ScoreValues, WhoseDotsAreAllNegativeAreExactZeros) {
-    Case c = random_case(random_, CacheFormat::fp8, 16, {1}, {128});
+    test::ScoreCase c = test::random_case(random_, CacheFormat::fp8, 16, {1}, {128});
     for (uint8_t& code : c.query) {
         code &= 0x7F;  // not negative, and not all zero
         code |= 0x08;
@@ -406,7 +272,7 @@ TEST_F(ScoreValues, WhoseDotsAreAllNegativeAreExactZeros) {
         }
     }
     StepStatus status;
-    const std::vector<float> logits = scored(c, &status);
+    const std::vector<float> logits = test::scored(c, &status);
     for (size_t j = 0; j < 128; ++j) {
         EXPECT_EQ(logits[j], 0.0F) << j;
     }
@@ -414,7 +280,7 @@ TEST_F(ScoreValues, WhoseDotsAreAllNegativeAreExactZeros) {
 
 TEST_F(ScoreValues, OfOneKnownKeyIsWhatOneCountsByHand) {
     // Two heads look at the key, one with a negative dot: 0.5 * 3 * (2 * 1.5) = 4.5.
-    Case c = random_case(random_, CacheFormat::fp8, 16, {1}, {1});
+    test::ScoreCase c = test::random_case(random_, CacheFormat::fp8, 16, {1}, {1});
     std::fill(c.query.begin(), c.query.end(), uint8_t{0});
     uint8_t* page = c.page(c.table[0][0]);
     std::memset(page, 0, 8192);
@@ -426,7 +292,7 @@ TEST_F(ScoreValues, OfOneKnownKeyIsWhatOneCountsByHand) {
     const float scale = 3.0F;
     std::memcpy(test::scale_byte(c.format, page, 0, 0), &scale, 4);
     StepStatus status;
-    EXPECT_EQ(scored(c, &status)[0], 4.5F);
+    EXPECT_EQ(test::scored(c, &status)[0], 4.5F);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include <cuda_runtime_api.h>
 
@@ -90,6 +91,9 @@ template <typename Value>
 Value __shfl_xor_sync(unsigned, Value value, int mask, STEPGRAPH_PLACE) {
     return stepgraph::emulation::lane_value(value, stepgraph::emulation::thread() % 32 ^ mask, place);
 }
+inline bool __any_sync(unsigned, bool mine, STEPGRAPH_PLACE) {
+    return stepgraph::emulation::reduce(mine ? 1U : 0U, place, [](uint32_t a, uint32_t b) { return a | b; }) != 0;
+}
 inline unsigned __ballot_sync(unsigned, bool mine, STEPGRAPH_PLACE) {
     const int lane = stepgraph::emulation::thread() % 32;
     return stepgraph::emulation::reduce(mine ? 1U << lane : 0U, place, [](uint32_t a, uint32_t b) { return a | b; });
@@ -109,12 +113,21 @@ Value __ldcg(const Value* from) {
     stepgraph::emulation::check_readable(from, sizeof(Value), sizeof(Value));
     return *from;
 }
-inline unsigned atomicAdd(unsigned* to, unsigned value) {
-    const unsigned before = *to;  // fibers change at barriers and warp functions alone
+template <typename Value>
+Value atomicAdd(Value* to, std::type_identity_t<Value> value) {
+    const Value before = *to;  // fibers change at barriers and warp functions alone
     *to += value;
     return before;
 }
 
+inline void* __cvta_shared_to_generic(uint32_t address) {
+    return static_cast<unsigned char*>(stepgraph::emulation::shared_memory()) + address;
+}
+
+/// The larger halves of two words.
+inline unsigned __vmaxu2(unsigned x, unsigned y) {
+    return std::max(x & 0xFFFFU, y & 0xFFFFU) | std::max(x >> 16U, y >> 16U) << 16U;
+}
 inline int __ffs(int x) {
     return __builtin_ffs(x);
 }
@@ -130,5 +143,7 @@ inline float __fmaf_rn(float x, float y, float z) {
 inline float rsqrtf(float x) {
     return 1.0F / std::sqrt(x);
 }
+using std::isfinite;
+using std::isnan;
 using std::max;
 using std::min;

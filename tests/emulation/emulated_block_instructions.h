@@ -1,6 +1,9 @@
 // block_instructions.h for the emulator.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "emulator.h"
 
 namespace stepgraph::device {
@@ -40,6 +43,20 @@ inline float4 load_four_from_block(uint32_t address) {
 
 inline unsigned char* dynamic_shared_memory() {
     return static_cast<unsigned char*>(emulation::shared_memory());
+}
+
+inline float larger_or_nan(float x, float y) {
+    return std::isnan(x) || std::isnan(y) ? NAN : std::max(x, y);
+}
+
+inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selectors) {
+    uint32_t result = 0;
+    for (unsigned i = 0; i < 4; ++i) {
+        const uint32_t selector = selectors >> 4 * i & 15U;
+        const uint32_t byte = (selector % 8 < 4 ? a >> 8 * (selector % 4) : b >> 8 * (selector % 4)) & 255U;
+        result |= (selector < 8 ? byte : byte >= 128 ? 255U : 0U) << 8 * i;
+    }
+    return result;
 }
 
 template <typename Element>

@@ -7,6 +7,8 @@
 
 namespace stepgraph::sm90 {
 
+using emulation::shared_address;
+
 /// A barrier of the copy engine in its eight bytes.
 struct EmulatedBarrier {
     int32_t missing_bytes;
@@ -67,6 +69,15 @@ inline void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* bar
 
 inline void start_copy(void* to, const void* from, bool is_there, uint64_t) {
     emulation::start_copy(to, is_there ? from : nullptr);
+}
+inline void copy_word(void* to, const void* from) {
+    emulation::start_copy(to, from, 4);
+}
+inline void wait_for_copied_words() {
+    emulation::finish_copies();
+}
+inline void store(float* to, float x, uint64_t) {
+    *to = x;
 }
 using emulation::commit_copies;
 template <int left>

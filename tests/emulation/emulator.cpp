@@ -81,9 +81,15 @@ struct Warp;
 struct Copy {
     void* to;
     const void* from;  // null: zeros
+    size_t bytes;
     int batch;
 
-    void run() const { from != nullptr ? std::memcpy(to, from, 16) : std::memset(to, 0, 16); }
+    void run() const { from != nullptr ? std::memcpy(to, from, bytes) : std::memset(to, 0, bytes); }
+};
+
+struct Product {
+    std::function<void()> run;
+    int group;
 };
 
 struct Thread {
@@ -98,6 +104,8 @@ struct Thread {
     std::array<Copy, most_copies> copies{};
     int copies_started = 0;
     int batches = 0;  // that are committed
+    std::vector<Product> products;
+    int product_groups = 0;  // that are committed
 
     [[nodiscard]] int lane() const { return number % lanes; }
 };
@@ -344,6 +352,8 @@ private:
             thread.arrived = false;
             thread.copies_started = 0;
             thread.batches = 0;
+            thread.products.clear();
+            thread.product_groups = 0;
             // As a call would leave it: six registers, the address to go on at, and none to return to.
             auto* stack = reinterpret_cast<void**>(thread.stack.end() - 64);
             *--stack = nullptr;
@@ -427,6 +437,9 @@ private:
         }
         if (self.copies_started > 0) {
             fail("a thread leaves with copies on their way");
+        }
+        if (!self.products.empty()) {
+            fail("a thread leaves with products that nobody waited for");
         }
         if (self.block->at_barrier > 0) {
             fail("a thread leaves while others wait for it at a barrier");
@@ -559,18 +572,18 @@ void check_readable(const void* from, size_t bytes, size_t alignment) {
     emulator().count_read(bytes);
 }
 
-void start_copy(void* to, const void* from) {
+void start_copy(void* to, const void* from, size_t bytes) {
     if (from != nullptr) {
-        check_readable(from, 16, 16);
+        check_readable(from, bytes, bytes);
     }
-    if (shared_address(to) % 16 != 0) {
+    if (shared_address(to) % bytes != 0) {
         emulator().fail("a copy that is not aligned");
     }
     Thread& thread = emulator().current();
     if (thread.copies_started == most_copies) {
         emulator().fail("more copies on their way than this emulation holds");
     }
-    thread.copies[static_cast<size_t>(thread.copies_started++)] = {to, from, thread.batches};
+    thread.copies[static_cast<size_t>(thread.copies_started++)] = {to, from, bytes, thread.batches};
 }
 
 void commit_copies() {
@@ -594,6 +607,26 @@ void finish_batches(int left) {
 void finish_copies() {
     commit_copies();
     finish_batches(0);
+}
+
+void start_product(std::function<void()> product) {
+    Thread& thread = emulator().current();
+    thread.products.push_back({std::move(product), thread.product_groups});
+}
+
+void commit_products() {
+    ++emulator().current().product_groups;
+}
+
+void finish_products(int left) {
+    Thread& thread = emulator().current();
+    const auto last = std::find_if(thread.products.begin(), thread.products.end(),
+                                   [&](const Product& p) { return p.group >= thread.product_groups - left; });
+    std::vector<Product> finished(std::make_move_iterator(thread.products.begin()), std::make_move_iterator(last));
+    thread.products.erase(thread.products.begin(), last);
+    for (const Product& product : finished) {
+        product.run();
+    }
 }
 
 }  // namespace stepgraph::emulation

@@ -56,12 +56,19 @@ void cluster_wait();
 /// Ends the launch.
 [[noreturn]] void fail(const char* what);
 void check_readable(const void* from, size_t bytes, size_t alignment);
-/// Copies 16 bytes, zeros from null, when finish_copies() is called, not before.
-void start_copy(void* to, const void* from);
+/// Copies `bytes` bytes, zeros from null, when finish_copies() is called, not before.
+void start_copy(void* to, const void* from, size_t bytes = 16);
 void finish_copies();
 /// Ends a batch of the copies that this thread started.
 void commit_copies();
 /// Of this thread's batches, all but the last `left`.
 void finish_batches(int left);
+
+/// Has `product` run when its group is finished, not before.
+void start_product(std::function<void()> product);
+/// Ends a group of the products that this thread started.
+void commit_products();
+/// Runs this thread's groups, all but the last `left`.
+void finish_products(int left);
 
 }  // namespace stepgraph::emulation
