@@ -2,9 +2,10 @@
 
 #include <cuda_runtime.h>
 
+#include <stepgraph/layouts/cache_page.h>
 #include <stepgraph/layouts/query_row.h>
 
-#include <stepgraph/layouts/cache_page.h>
+#include "block_instructions.h"
 
 namespace stepgraph {
 namespace {
@@ -144,8 +145,7 @@ __device__ void score_piece(const ScoreArgs& args, const Piece& piece, const Sha
 }
 
 __global__ void __launch_bounds__(threads) score_kernel(ScoreArgs args) {
-    extern __shared__ float4 shared_bytes[];
-    const SharedMap shared(reinterpret_cast<float*>(shared_bytes), args.heads);
+    const SharedMap shared(reinterpret_cast<float*>(device::dynamic_shared_memory()), args.heads);
 
     wait_for_producers();  // for keys, query, weights, layout and schedule, and for select's reading of the logits
     let_consumers_start();

@@ -47,7 +47,7 @@ __device__ __forceinline__ void write_winners(const SelectArgs& args, const Row&
 
 /// Selects whatever the data, where a guess was wrong or too many keys lie close: up to five readings of the slice. All
 /// threads of the row's blocks.
-__device__ __noinline__ void select_any(const SelectArgs& args, Row row) {
+inline __device__ __noinline__ void select_any(const SelectArgs& args, Row row) {
     const RowBlocks blocks = row.blocks;
     Range range{1, 0xFFFFFFFFU, static_cast<uint32_t>(args.top_k)};
     Threshold threshold{};

@@ -81,7 +81,8 @@ __device__ __forceinline__ void find_bins(int which, uint32_t first_rank, uint32
 
 /// Of 64 counts in each block's copy of `counts`, the one in which the wanted-th largest key lies, looked at from the
 /// highest down, and what of it and above it belongs to the blocks before. One warp.
-__device__ __noinline__ FoundBin find_among_64(uint32_t counts, uint32_t wanted, RowBlocks blocks, BlocksBefore& before) {
+inline __device__ __noinline__ FoundBin find_among_64(uint32_t counts, uint32_t wanted, RowBlocks blocks,
+                                                      BlocksBefore& before) {
     const uint32_t own = counts + static_cast<uint32_t>(segment_bins - 2 - 2 * lane()) * sizeof(uint32_t);
     uint32_t high = 0;
     uint32_t low = 0;

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <memory>  // before __noinline__ becomes a macro, whose name it uses
 #include <type_traits>
 
 #include <cuda_runtime_api.h>
@@ -63,6 +64,13 @@ uint32_t reduce(uint32_t value, Place place, Combine combine) {
 #define STEPGRAPH_PLACE \
     stepgraph::emulation::Place place = stepgraph::emulation::place_of(__builtin_LINE(), __builtin_FUNCTION())
 
+// Of one block: blocks that are not of one cluster run one behind the other.
+#undef __shared__
+#define __shared__ static
+#define __CUDA_ARCH_FEAT_SM90_ALL
+#if !defined(__launch_bounds__)
+#define __launch_bounds__(...)
+#endif
 #if !defined(__noinline__)
 #define __noinline__ __attribute__((noinline))
 #endif
@@ -106,6 +114,38 @@ inline unsigned __reduce_min_sync(unsigned, unsigned value, STEPGRAPH_PLACE) {
 }
 inline unsigned __reduce_max_sync(unsigned, unsigned value, STEPGRAPH_PLACE) {
     return stepgraph::emulation::reduce(value, place, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+}
+
+template <typename... Parameters>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
+    return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, size_t) {
+    *blocks = 1;
+    return cudaSuccess;
+}
+/// Returns when the grid has ended. Its clusters run one behind the other.
+template <typename... Parameters>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               std::type_identity_t<Parameters>... parameters) {
+    unsigned cluster_blocks = 1;
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
+            cluster_blocks = config->attrs[i].val.clusterDim.x;
+        }
+    }
+    for (unsigned cluster = 0; cluster < config->gridDim.x / cluster_blocks; ++cluster) {
+        stepgraph::emulation::run({.kernel = [&] { kernel(parameters...); },
+                                   .blocks = static_cast<int>(cluster_blocks),
+                                   .threads = static_cast<int>(config->blockDim.x),
+                                   .cluster_number = cluster,
+                                   .grid_blocks = config->gridDim.x,
+                                   .shared_bytes = config->dynamicSmemBytes,
+                                   .all_is_readable = true,
+                                   .seed = stepgraph::emulation::seed_of_launch()});
+    }
+    return cudaSuccess;
 }
 
 template <typename Value>

@@ -22,12 +22,17 @@ struct Launch {
     unsigned grid_blocks = 0;      // of the whole grid
     size_t shared_bytes = 0;       // of a block, random at the beginning, with pages behind it that fault
     std::vector<std::span<const std::byte>> readable{};  // of global memory, for loads and copies that are checked
+    bool all_is_readable = false;
     uint64_t seed = 1;
 };
 
 /// Returns when all threads have returned: how many bytes of the readable memory they read, one by one counted. Throws
 /// std::runtime_error that names the fault, the block and the thread, or the exception of a thread.
 uint64_t run(const Launch& launch);
+
+/// Sets what the seeds of launches are drawn from that have none of their own.
+void seed_launches(uint64_t seed);
+[[nodiscard]] uint64_t seed_of_launch();
 
 // ---- what the emulated instructions are made of; each by a thread of the kernel ------------------------------------------
 // `place`: of the call, the same for all threads that meet.

@@ -40,13 +40,14 @@ public:
 private:
     void cut_request(const ScoreCase& c, int request) {
         const auto q = static_cast<size_t>(request);
-        int row = c.starts[q];
-        while (row < c.starts[q + 1] && c.ends[static_cast<size_t>(row)] <= c.unscored_bound) {
-            ++row;
+        const int last_end = c.starts[q] < c.starts[q + 1] ? c.ends[static_cast<size_t>(c.starts[q + 1] - 1)] : 0;
+        if (last_end <= c.unscored_bound) {
+            return;
         }
-        while (row < c.starts[q + 1]) {
+        // Pages and passes are those of all of a request's rows, also of rows that need fewer or none.
+        const int pages = (last_end + page_tokens - 1) / page_tokens;
+        for (int row = c.starts[q]; row < c.starts[q + 1];) {
             const int rows = random_.integer32(1, std::min(sm90::row_columns / c.heads, c.starts[q + 1] - row));
-            const int pages = (c.ends[static_cast<size_t>(row + rows - 1)] + page_tokens - 1) / page_tokens;
             for (int page = 0; page < pages;) {
                 const int end = random_.one_in(3) ? pages : random_.integer32(page + 1, pages);
                 cut_.push_back({request, page, end, row, rows, c.table[q][static_cast<size_t>(page)], -1, 0});

@@ -15,6 +15,7 @@
 #include <stepgraph/layouts/tiles.h>
 #include <stepgraph/tools/step_checks.h>
 
+#include "../schedule_case.h"
 #include "device_step.h"
 
 namespace stepgraph::test {
@@ -24,152 +25,32 @@ class Pieces : public GpuTest {};
 
 TEST_F(Pieces, HoldEveryPageOfEveryPassOnce) {
     Random random = fresh_random();
-    constexpr int bound = 100;
-    constexpr int columns = 3000;
-    const auto check = [&](int requests, int most_rows, int most_keys, int tile_rows, int rows_a_pass, int blocks,
-                           bool fixed_tiles = true) {
-        SCOPED_TRACE(std::to_string(requests) + " requests of " + std::to_string(most_keys) + " keys at most, tiles of " +
-                     std::to_string(tile_rows) + ", " + std::to_string(blocks) + " blocks");
-        std::vector<int32_t> starts{0};
-        std::vector<int32_t> row_request;
-        std::vector<int32_t> ends;
-        for (int q = 0; q < requests; ++q) {
-            const auto own = static_cast<int>(random() % static_cast<uint64_t>(most_rows + 1));
-            const auto first = static_cast<int>(random() % static_cast<uint64_t>(most_keys));
-            for (int i = 0; i < own; ++i) {
-                row_request.push_back(q);
-                ends.push_back(first + i + 1);
-            }
-            starts.push_back(static_cast<int32_t>(ends.size()));
+    check_schedules(random, [](const ScheduleCase& c) {
+        DeviceMemory starts(c.starts.size() * 4, 4, true);
+        DeviceMemory requests(c.row_request.size() * 4, 4, true);
+        DeviceMemory ends(c.ends.size() * 4, 4, true);
+        DeviceMemory table(c.table.size() * 4, 4, true);
+        DeviceMemory shape(sizeof(TileShape), 8, true);
+        DeviceMemory pieces(c.all_pieces() * sizeof(ScorePiece), 32, true);
+        DeviceMemory drawn(static_cast<size_t>(c.tiles()) * 4, 4, true);
+        starts.upload(c.starts);
+        requests.upload(c.row_request);
+        ends.upload(c.ends);
+        table.upload(c.table);
+        for (DeviceMemory* written : {&shape, &pieces, &drawn}) {
+            written->fill(poison_byte);
         }
-        row_request.push_back(-1);  // padding
-        ends.push_back(0);
-        const auto rows = static_cast<int>(ends.size());
-        std::vector<int32_t> table(static_cast<size_t>(requests * columns));
-        std::iota(table.begin(), table.end(), 0);
-        DeviceMemory device_starts(starts.size() * 4, 4, true);
-        DeviceMemory device_requests(row_request.size() * 4, 4, true);
-        DeviceMemory device_ends(ends.size() * 4, 4, true);
-        DeviceMemory device_table(table.size() * 4, 4, true);
-        const int tiles = tile_count(rows, tile_rows);
-        const TileShape least_shape{tile_rows, columns * page_tokens};
-        DeviceMemory device_shape(sizeof(TileShape), 8, true);
-        const auto capacity = static_cast<size_t>(most_score_pieces(rows, tile_rows, columns));
-        const int drawn_begin = drawn_pieces_begin(blocks, rows, tile_rows);
-        DeviceMemory pieces(static_cast<size_t>(tiles) * capacity * sizeof(ScorePiece), 32, true);
-        device_starts.upload(starts);
-        device_requests.upload(row_request);
-        device_ends.upload(ends);
-        device_table.upload(table);
-        pieces.fill(poison_byte);
-        DeviceMemory drawn_count(static_cast<size_t>(tiles) * 4, 4, true);
-        drawn_count.fill(poison_byte);
-        schedule({.starts = device_starts.as<int32_t>(),
-                  .row_request = device_requests.as<int32_t>(),
-                  .ends = device_ends.as<int32_t>(),
-                  .rows = rows,
-                  .least = least_shape,
-                  .unscored_bound = bound,
-                  .shape = fixed_tiles ? nullptr : device_shape.as<TileShape>(),
-                  .page_prefix = nullptr,
-                  .pieces = pieces.as<ScorePiece>(),
-                  .pieces_a_tile = static_cast<int64_t>(capacity),
-                  .drawn = drawn_count.as<int32_t>(),
-                  .block_table = device_table.as<int32_t>(),
-                  .block_table_stride = columns,
-                  .rows_a_pass = rows_a_pass,
-                  .blocks = blocks},
-                 {cudaStreamPerThread, true});
-        EXPECT_EQ(drawn_count.download<int32_t>(), std::vector<int32_t>(static_cast<size_t>(tiles), 0));
-        TileShape shape = least_shape;
-        if (!fixed_tiles) {
-            shape = device_shape.download<TileShape>().front();
-            const TileShape expected = tile_shape(rows, *std::max_element(ends.begin(), ends.end()), least_shape);
-            ASSERT_EQ(shape.rows, expected.rows);
-            ASSERT_EQ(shape.stride, expected.stride);
-        }
-        const auto actual = pieces.download<ScorePiece>();
-        for (int tile = 0; tile < tiles; ++tile) {
-            SCOPED_TRACE("tile " + std::to_string(tile));
-            const int tile_begin = std::min(rows, tile * shape.rows);
-            const int tile_end = std::min(rows, tile_begin + shape.rows);
-            const ScorePiece* piece = actual.data() + static_cast<size_t>(tile) * capacity;
-            // Follow every block, then take what is drawn; sort by request, first row and page.
-            std::map<std::tuple<int, int, int>, ScorePiece> sorted;
-            const auto take = [&](const ScorePiece& p) {
-                EXPECT_FALSE(p.empty());
-                EXPECT_TRUE((sorted.insert({{p.request, p.first_row, p.page_begin}, p}).second));
-            };
-            const int drawn = piece->drawn;
-            int least = std::numeric_limits<int>::max();
-            int most = 0;
-            for (int block = 0; block < blocks; ++block) {
-                int share = 0;
-                for (int at = 2 * block, place = 0; at >= 0; ++place) {
-                    ASSERT_EQ(at == 2 * block + place, place < 2);
-                    ASSERT_LT(at, drawn_begin);
-                    const ScorePiece& p = piece[at];
-                    ASSERT_EQ(p.drawn, drawn);
-                    share += p.page_end - p.page_begin;
-                    if (p.empty()) {
-                        ASSERT_EQ(at, 2 * block);
-                        ASSERT_EQ(p.next, -1);
-                    } else {
-                        take(p);
-                    }
-                    at = p.next;
-                }
-                least = std::min(least, share);
-                most = std::max(most, share);
-            }
-            ASSERT_LE(most - least, 1);
-            ASSERT_LE(static_cast<size_t>(drawn_begin + drawn), capacity);
-            for (int i = 0; i < drawn; ++i) {
-                const ScorePiece& p = piece[drawn_begin + i];
-                ASSERT_EQ(p.next, -1);
-                ASSERT_EQ(p.drawn, drawn);
-                take(p);
-            }
-            auto next = sorted.begin();
-            for (int row = tile_begin; row < tile_end; ++row) {
-                const auto r = static_cast<size_t>(row);
-                const bool last = row + 1 == tile_end || row_request[r + 1] != row_request[r];
-                if (!last || row_request[r] < 0 || ends[r] <= bound) {
-                    continue;
-                }
-                const int pages = (ends[r] + 63) / 64;
-                const int first = std::max(tile_begin, starts[static_cast<size_t>(row_request[r])]);
-                for (int pass_row = first; pass_row <= row; pass_row += rows_a_pass) {
-                    for (int page = 0; page < pages; ++next) {
-                        ASSERT_NE(next, sorted.end());
-                        const ScorePiece& p = next->second;
-                        ASSERT_EQ(p.request, row_request[r]);
-                        ASSERT_EQ(p.page_begin, page);
-                        ASSERT_GT(p.page_end, page);
-                        ASSERT_LE(p.page_end, pages);
-                        ASSERT_EQ(p.first_row, pass_row);
-                        ASSERT_EQ(p.rows, std::min(rows_a_pass, row + 1 - pass_row));
-                        ASSERT_EQ(p.block, row_request[r] * columns + page);
-                        page = p.page_end;
-                    }
-                }
-            }
-            ASSERT_EQ(next, sorted.end());
-        }
-    };
-    for (const int blocks : {1, 8, 132}) {
-        check(1, 1, 4096, 32, 8, blocks);
-        check(1, 40, 190000, 16, 8, blocks);
-        check(8, 1, 8000, 32, 8, blocks);
-        check(8, 20, 64, 7, 8, blocks);
-        check(100, 3, 3000, 32, 4, blocks);
-        check(60, 9, 190000, 500, 8, blocks);
-        check(700, 2, 700, 2000, 16, blocks);
-        // Tiles that grow: all rows in the first, two or three large ones, and as small as they may be.
-        check(100, 3, 3000, 32, 4, blocks, false);
-        check(100, 3, 100000, 32, 4, blocks, false);
-        check(60, 9, 191000, 7, 8, blocks, false);
-    }
+        ScheduleArgs args = c.args();
+        args.starts = starts.as<int32_t>();
+        args.row_request = requests.as<int32_t>();
+        args.ends = ends.as<int32_t>();
+        args.block_table = table.as<int32_t>();
+        args.shape = c.fixed_tiles ? nullptr : shape.as<TileShape>();
+        args.pieces = pieces.as<ScorePiece>();
+        args.drawn = drawn.as<int32_t>();
+        schedule(args, {cudaStreamPerThread, true});
+        return Schedule{shape.download<TileShape>().front(), pieces.download<ScorePiece>(), drawn.download<int32_t>()};
+    });
 }
 
 /// A query and pages of one format, and what the scorers read of them.
